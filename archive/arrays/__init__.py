@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from archive.arrays.columns import arrow, numbers, texts, times
 from archive.arrays.memory import Memory, Shelf, end_to_end, fresh, fresh_together, reuse_freed_memory, zeros
 from archive.arrays.ranges import (
     MAX_GAP_BYTES,
@@ -31,6 +32,7 @@ __all__ = [
     "Memory",
     "Pieces",
     "Shelf",
+    "arrow",
     "coalesce",
     "covered",
     "end_to_end",
@@ -38,6 +40,7 @@ __all__ = [
     "fresh_together",
     "group_of",
     "merge_runs",
+    "numbers",
     "offsets_of",
     "reuse_freed_memory",
     "run_heads",
@@ -46,6 +49,8 @@ __all__ = [
     "since_head",
     "spans",
     "sums",
+    "texts",
+    "times",
     "widest_gap",
     "zeros",
 ]

@@ -38,7 +38,7 @@ _LARGEST_KEPT_BYTES = 31 * 1024 * 1024  # glibc maps anew what is larger than 32
 
 def fresh(shape: Sequence[int], dtype: Any) -> Array:
     """An array like `np.empty`."""
-    return fresh_together([shape[0]], shape[1:], dtype)[0]
+    return fresh_together([shape[0]], shape[1:], dtype)[0] if _is_large(shape, dtype) else np.empty(shape, dtype)
 
 
 def zeros(shape: Sequence[int], dtype: Any) -> Array:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive import tables
-from archive.arrays import Ints, run_starts
+from archive.arrays import Ints, arrow, run_starts
+from archive.arrays import numbers as as_array
 from archive.base import CorruptManifestError, cached_property
 from archive.manifest import (
     ByWriter,
@@ -77,7 +78,7 @@ class LiveSteps:
 
     @property
     def _steps(self) -> int:
-        return int((self.live["hi"].to_numpy() - self.live["lo"].to_numpy()).sum())
+        return int((as_array(self.live["hi"]) - as_array(self.live["lo"])).sum())
 
     @cached_property
     def whole_index(self) -> EpisodeIndex:
@@ -142,18 +143,17 @@ def _is_enough(index: EpisodeIndex, live: pa.Table, branch: Branch) -> bool:
     tails = part.take(index.chains.lasts()[numbers], _TAIL)
     return (
         begins["predecessor"].null_count == len(numbers)
-        and bool((tails["commit"].to_numpy() > _newest_commit(part.older)).all())
+        and bool((as_array(tails["commit"]) > _newest_commit(part.older)).all())
         and _are_seen(tails, part, branch)
     )
 
 
 def _named_once(index: EpisodeIndex, numbers: Ints) -> bool:
     """Whether no other episode of an index has the id of one of these."""
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     ids = index.column("episode_id")
-    same = pc.is_in(ids, value_set=ids.take(pa.array(numbers)).combine_chunks())
+    same = pc.is_in(ids, value_set=ids.take(arrow(numbers)).combine_chunks())
     return bool(pc.sum(same, min_count=0).as_py() == len(numbers))
 
 

@@ -109,9 +109,8 @@ class EpisodeDataset(Dataset[Any]):
             return self
         other = copy.copy(self)
         other.__dict__.pop("_gathers", None)
-        specs = [[spec for w in self._wanted for spec in w.specs(one).values()] for one in self._schemas]
-        row = max(map(sizes.step_bytes, specs), default=0)
-        other.cache_bytes = int(min(LEAST_CACHE_BYTES + 1.5 * steps * row, MOST_CACHE_BYTES))
+        step_bytes = sizes.step_bytes(self._schemas, *self._wanted)
+        other.cache_bytes = int(min(LEAST_CACHE_BYTES + 1.5 * steps * step_bytes, MOST_CACHE_BYTES))
         return other
 
     def placing(self, empty: Empty) -> Self:

@@ -31,7 +31,7 @@ from archive.manifest import (
     sessions,
     tablefiles,
 )
-from archive.read import Reader, Selection, Spans, fetching, sizes
+from archive.read import Reader, Selection, Spans, indexes_of, sizes
 from archive.saved import Part
 from archive.shard import checksum
 from archive.store import Roots, split_key
@@ -335,7 +335,7 @@ class _Verification:
                 del episodes[shard]
         for path, ref in files.items():
             if self._roots.allows(split_key(path)[0]):
-                for _, found in self.attempt(path, lambda: [*fetching.indexes(self._roots, [ref])]) or ():  # noqa: B023
+                for _, found in self.attempt(path, lambda: [*indexes_of(self._roots, [ref])]) or ():  # noqa: B023
                     for shard in [one for one in found if one in episodes]:
                         yield found[shard], tuple(dict.fromkeys(episodes.pop(shard)))[:3]
         for shard, names in episodes.items():

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, Mask, run_tails, spans
+from archive.arrays import Ints, Mask, arrow, numbers, run_tails, spans
 from archive.base import CorruptManifestError, cached_property
 from archive.steps import codes, places, row_codes
 from archive.tables import ADDRESS
@@ -82,12 +82,12 @@ def resolve(
     import pyarrow.compute as pc
 
     count = marks.num_rows
-    linked = pc.or_kleene(pc.is_valid(marks["predecessor"]), pc.fill_null(marks["replaces"], False))
+    linked = pc.or_kleene(pc.is_valid(marks["predecessor"]), arrow(numbers(marks["replaces"], False)))
     if not pc.any(linked, min_count=0).as_py():
         return Chains(np.arange(count), np.arange(count + 1))
     table = detail()
     shared = pc.unique(table["episode_id"].filter(linked))
-    several = pc.is_in(table["episode_id"], value_set=shared).to_numpy(zero_copy_only=False)
+    several = numbers(pc.is_in(table["episode_id"], value_set=shared))
     singles, rows = np.flatnonzero(~several), np.flatnonzero(several)
     lengths, chained = _chained(table, rows, live, current)
     newest = np.concatenate([singles, chained[np.cumsum(lengths) - 1]])
@@ -105,15 +105,14 @@ def _chained(
     table: pa.Table, rows: Ints, live: Callable[[], Ints] | None, current: Current | None
 ) -> tuple[Ints, Ints]:
     """The chains of the episodes that have these rows: how long each is, and its rows, end to end."""
-    import pyarrow as pa
 
-    part = table.take(pa.array(rows))
-    episode = part["episode_id"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
+    part = table.take(arrow(rows))
+    episode = numbers(part["episode_id"].combine_chunks().dictionary_encode().indices).astype(np.int64)
     before = predecessors(part)
     _check_own(part, episode, before)
     may = np.ones(len(rows), bool) if current is None else current(part, episode)
-    commit = part["commit"].to_numpy()
-    order = np.lexsort((part["sequence"].to_numpy(), _writers(part, episode, commit), commit, may, episode))
+    commit = numbers(part["commit"])
+    order = np.lexsort((numbers(part["sequence"]), _writers(part, episode, commit), commit, may, episode))
     tails = order[run_tails(episode[order])]
     lengths, chained = _walked(tails, episode, before)
     if live is not None:
@@ -143,7 +142,7 @@ def predecessors(table: pa.Table) -> Ints:
     parts = [table[name].cast(pa.string()) for name in ("session", "rank", "sequence")]
     addresses = pc.binary_join_element_wise(*parts, ":").combine_chunks()
     found = pc.index_in(table["predecessor"].cast(pa.string()), value_set=addresses)
-    out: Ints = pc.fill_null(found, -1).to_numpy().astype(np.int64)
+    out: Ints = numbers(found, -1).astype(np.int64)
     return out
 
 
@@ -216,7 +215,7 @@ class ByWriter:
 
     def __init__(self, table: pa.Table) -> None:
         """table: with the columns session, rank and sequence."""
-        self.sequence = table["sequence"].to_numpy()
+        self.sequence = numbers(table["sequence"])
         named = table.select(["session", "rank"])
         (self._writer,) = row_codes(named)
         self._count = int(self._writer.max(initial=-1)) + 1

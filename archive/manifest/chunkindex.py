@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from archive.arrays import MAX_GAP_BYTES, MIN_GAP_BYTES, Ints, coalesce, covered, run_starts, widest_gap
+from archive.arrays import (
+    MAX_GAP_BYTES,
+    MIN_GAP_BYTES,
+    Ints,
+    arrow,
+    coalesce,
+    covered,
+    numbers,
+    run_starts,
+    widest_gap,
+)
 from archive.base import ByteRange, CorruptManifestError, MissingObjectError, UnsafePathError, cached_property
 from archive.shard import checksum
 from archive.tables import coded
@@ -193,12 +203,12 @@ def stored_checksum(data: memoryview, piece: Piece) -> int:
 
 def from_table(table: pa.Table) -> dict[str, ShardIndex]:
     """Shard -> its index, of a chunk table."""
-    import pyarrow.compute as pc
-
-    table = table.filter(pc.or_(pc.greater_equal(table["chunk"], 0), pc.equal(table["member"], "zarr.json")))
+    known = numbers(table["chunk"]) >= 0
+    known |= np.array([member == "zarr.json" for member in table["member"].to_pylist()], bool)
+    table = table.filter(arrow(known))
     shards, shard = coded(table["shard"])
     arrays, array = coded(table["array"])
-    columns = {name: table[name].to_numpy().astype(np.int64) for name in ("chunk", "rows", "offset", "size", "crc32c")}
+    columns = {name: numbers(table[name]).astype(np.int64) for name in ("chunk", "rows", "offset", "size", "crc32c")}
     order = np.lexsort((columns["chunk"], array, shard))
     heads = run_starts(shard[order], array[order])
     members = table["member"].to_pylist()

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import numpy as np
 
-from archive.arrays import Ints, Mask
+from archive.arrays import Ints, Mask, arrow, numbers, texts
 from archive.base import UsageError, cached_property
 from archive.fields import Objects, schema
 from archive.manifest import chains
@@ -85,16 +85,15 @@ class EpisodeIndex:
         if name in _OF_LAST:
             return self._at_last(name)
         if name == "env_id":
-            env = self._at_last("env_id")
-            return pc.if_else(pc.equal(env, NO_ENV), pa.scalar(None, pa.int64()), env)
+            env = numbers(self._at_last("env_id"), NO_ENV).astype(np.int64, copy=False)
+            return pa.chunked_array([arrow(env, env != NO_ENV)])
         if name == "run":
             return self._runs()
         if name == "length":
             return pc.add(self._at_last("episode_start"), self._at_last("length"))
         if name == "complete":
-            return pa.chunked_array(
-                [pa.array(self._flag("first", self.chains.firsts()) & self._flag("last", self.chains.lasts()))]
-            )
+            whole = self._flag("first", self.chains.firsts()) & self._flag("last", self.chains.lasts())
+            return pa.chunked_array([arrow(whole)])
         if name in ("update_count_min", "update_count_max"):
             return self._extreme(name)
         if name == "model_weights_uuids":
@@ -161,11 +160,9 @@ class EpisodeIndex:
         return out
 
     def _at_last(self, name: str) -> pa.ChunkedArray:
-        import pyarrow as pa
-
         column = self.snapshot.columns([name])[name]
         identity = self.chains.single and self.chains.episodes == len(column)
-        return column if identity else column.take(pa.array(self.chains.lasts()))
+        return column if identity else column.take(arrow(self.chains.lasts()))
 
     @cached_property
     def _run_of(self) -> dict[str, str | None]:
@@ -178,13 +175,11 @@ class EpisodeIndex:
         sessions = self._at_last("session").cast(pa.string()).combine_chunks().dictionary_encode()
         if not len(sessions):
             return pa.chunked_array([], pa.dictionary(pa.int32(), pa.string()))
-        runs = pa.array([self._run_of.get(s) for s in sessions.dictionary.to_pylist()], pa.string())
+        runs = texts([self._run_of.get(s) for s in sessions.dictionary.to_pylist()])
         return pa.chunked_array([runs.take(sessions.indices).dictionary_encode()])
 
     def _flag(self, name: str, rows: Ints) -> Mask:
-        import pyarrow.compute as pc
-
-        values: Mask = pc.fill_null(self.snapshot.columns([name])[name], False).to_numpy()
+        values: Mask = numbers(self.snapshot.columns([name])[name], False)
         return values[rows]
 
     def _extreme(self, name: str) -> pa.ChunkedArray:
@@ -195,10 +190,10 @@ class EpisodeIndex:
         column = self.snapshot.columns([name])[name]
         least = name.endswith("_min")
         empty = np.iinfo(np.int64).max if least else np.iinfo(np.int64).min
-        values = column.fill_null(empty).to_numpy()[self.chains.rows]
+        values = numbers(column, empty)[self.chains.rows]
         reduce: Any = np.minimum if least else np.maximum
         out = reduce.reduceat(values, self.chains.offsets[:-1]) if len(self) else values
-        return pa.chunked_array([pa.array(out, mask=out == empty)])
+        return pa.chunked_array([arrow(out, out != empty)])
 
     def _uuids(self) -> pa.ChunkedArray:
         import pyarrow as pa
@@ -266,7 +261,7 @@ class EpisodeIndex:
     def _made_between(self, low: int, high: int) -> Mask:
         """Segments that have a step of one of these update counts."""
         least, most = (
-            self.snapshot.columns([n])[n].fill_null(fill).to_numpy()
+            numbers(self.snapshot.columns([n])[n], fill)
             for n, fill in (("update_count_min", np.iinfo(np.int64).max), ("update_count_max", np.iinfo(np.int64).min))
         )
         found: Mask = (most >= low) & (least < high)

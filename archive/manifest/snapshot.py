@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
+from archive.arrays import arrow
 from archive.manifest.chains import Branches
 from archive.manifest.commit import Commit
 from archive.manifest.records import FileRef
@@ -142,9 +145,7 @@ class Snapshot:
         return self._branches
 
     def take(self, rows: Any, names: Sequence[str]) -> pa.Table:
-        import pyarrow as pa
-
-        return self.columns(names).take(pa.array(rows))
+        return self.columns(names).take(arrow(np.asarray(rows, np.int64)))
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_bytes": {}, "_columns": {}, "_branches": None, "_rows": None}

@@ -4,17 +4,14 @@ checksum."""
 from __future__ import annotations
 
 from archive.read import deriving, notes, sizes
-from archive.read.batchplan import Empty
-from archive.read.chunks import fetching
+from archive.read.chunks import indexes_of, members_of
 from archive.read.deriving import Bounds
-from archive.read.destination import Destination
 from archive.read.episode import Episode
 from archive.read.episodes import Episodes
-from archive.read.gathering import Gather, IOStats
-from archive.read.latesteps import Shown
-from archive.read.reader import Reader
+from archive.read.gather import Empty, Gather, GatherStats
+from archive.read.reader import Destination, Reader
 from archive.read.selection import Selection
-from archive.read.spans import Spans
+from archive.read.spans import Shown, Spans
 
 __all__ = [
     "Bounds",
@@ -23,13 +20,14 @@ __all__ = [
     "Episode",
     "Episodes",
     "Gather",
-    "IOStats",
+    "GatherStats",
     "Reader",
     "Selection",
     "Shown",
     "Spans",
     "deriving",
-    "fetching",
+    "indexes_of",
+    "members_of",
     "notes",
     "sizes",
 ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 
 from archive import tables
-from archive.arrays import Ints
+from archive.arrays import Ints, arrow, numbers
 from archive.base import cached_property
 from archive.fields import Bools
 from archive.manifest import EpisodeIndex
@@ -34,80 +34,63 @@ class Chosen:
         self, reader: Reader, index: EpisodeIndex, chosen: Ints | None = None, live: Spans | None = None,
         attributes: Attributes | None = None,
     ) -> None:  # fmt: skip
-        self._reader = reader
-        self._index = index
+        self.reader = reader
+        self.episode_index = index
         self._live = live
         self._attributes = attributes
         self._given = chosen
 
     @cached_property
-    def _chosen(self) -> Ints:
-        """Numbers of these episodes in the index."""
-        return np.arange(len(self._index)) if self._given is None else self._given
-
-    def __len__(self) -> int:
-        return len(self._index) if self._given is None else len(self._given)
-
-    @property
     def numbers(self) -> Ints:
         """Their numbers in the index of all episodes."""
-        return self._chosen
+        return np.arange(len(self.episode_index)) if self._given is None else self._given
 
-    @property
-    def episode_index(self) -> EpisodeIndex:
-        """The index of all episodes that these are some of."""
-        return self._index
-
-    @property
-    def reader(self) -> Reader:
-        """What reads their steps."""
-        return self._reader
+    def __len__(self) -> int:
+        return len(self.episode_index) if self._given is None else len(self._given)
 
     def pick(self, places: Ints) -> Self:
-        """Those at these places."""
+        """The same of the episodes at these places."""
         live = None if self._live is None else self._live.pick(places)
-        return type(self)(self._reader, self._index, self._chosen[places], live, self._attributes)
+        return type(self)(self.reader, self.episode_index, self.numbers[places], live, self._attributes)
 
     def columns(self, names: Sequence[str]) -> pa.Table:
         """Some columns of the table, one row an episode; no data is read."""
-        import pyarrow as pa
-
-        table = self._index.table(names)
+        table = self.episode_index.table(names)
         if self._given is not None:
-            table = table.take(pa.array(self._given))
-        return table if self._live is None else _cut_to(table, self._index, self._chosen, self._live)
+            table = table.take(arrow(self._given))
+        return table if self._live is None else _cut_to(table, self.episode_index, self.numbers, self._live)
 
     def lengths(self) -> Ints:
         """Steps of each (live steps, of a checkpoint's)."""
         if self._live is not None:
             return self._live.lengths()
-        out: Ints = self._index.column("length").to_numpy()[self._chosen]
+        out: Ints = numbers(self.episode_index.column("length"))[self.numbers]
         return out
 
     def step_spans(self) -> Spans:
         """The rows of the segments table that hold the steps of each, and which steps of them."""
         if self._live is not None:
             return self._live
-        length = self._reader.snapshot.columns(["length"])["length"].to_numpy()
+        length = numbers(self.reader.snapshot.columns(["length"])["length"])
         offsets, rows = self._chains()
         return Spans(offsets, rows, np.zeros(len(rows), np.int64), length[rows])
 
     def spans(self) -> Spans:
-        """What reading each takes: its steps, and spans without steps for those of its other segments in which more may
+        """The steps of each to read, and spans without steps for those of its other segments in which more may
         lie than their steps."""
         if self._live is None:
             return self.step_spans()
         offsets, rows = self._chains()
-        beside = self._index.beyond_steps[rows]
+        beside = self.episode_index.beyond_steps[rows]
         return _with_others(self._live, offsets, rows, beside) if beside.any() else self._live
 
     def weights(self) -> pa.Table:
-        """Which weights made each step, and after which update, of one episode after the other; null where that is not
-        known. Reads no data."""
+        """A row a step of one episode after the other: the weights that made it, and the update count; null where that
+        is not known. Reads no data."""
         import pyarrow as pa
 
         spans, uuids, counts = self.step_spans(), [], []
-        rows = self._reader.snapshot.take(spans.rows, tables.WEIGHTS).to_pylist()
+        rows = self.reader.snapshot.take(spans.rows, tables.WEIGHTS).to_pylist()
         for row, lo, hi in zip(rows, spans.lo.tolist(), spans.hi.tolist(), strict=True):
             for run in tables.cut_weights(tables.weights_of(row), lo, hi):
                 uuids += [run["model_weights_uuid"]] * run["steps"]
@@ -117,9 +100,9 @@ class Chosen:
 
     def _chains(self) -> tuple[Ints, Ints]:
         """The rows of the segments table of each, oldest first, end to end, and where those of each begin."""
-        chains = self._index.chains
-        counts = np.diff(chains.offsets)[self._chosen]
-        return np.append(0, np.cumsum(counts)), chains.rows_of(self._chosen)
+        chains = self.episode_index.chains
+        counts = np.diff(chains.offsets)[self.numbers]
+        return np.append(0, np.cumsum(counts)), chains.rows_of(self.numbers)
 
 
 def _with_others(live: Spans, offsets: Ints, rows: Ints, beside: Bools) -> Spans:
@@ -143,13 +126,12 @@ def _with_others(live: Spans, offsets: Ints, rows: Ints, beside: Bools) -> Spans
 
 def _cut_to(table: pa.Table, index: EpisodeIndex, chosen: Ints, live: Spans) -> pa.Table:
     """The table with the live steps' number as length; an episode that lost steps is not complete."""
-    import pyarrow as pa
 
     lengths = live.lengths()
     if "complete" in table.column_names:
-        whole = index.column("length").to_numpy()[chosen] == lengths
-        complete = pa.array(table["complete"].to_numpy() & whole)
+        whole = numbers(index.column("length"))[chosen] == lengths
+        complete = arrow(numbers(table["complete"]) & whole)
         table = table.set_column(table.column_names.index("complete"), "complete", complete)
     if "length" in table.column_names:
-        table = table.set_column(table.column_names.index("length"), "length", pa.array(lengths))
+        table = table.set_column(table.column_names.index("length"), "length", arrow(lengths))
     return table

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from archive.arrays import Ints, group_of, spans
+from archive.arrays import Ints, group_of, numbers, spans
 from archive.base import UsageError
 from archive.fields import Bools, Derivation, Rows, parse, put
 from archive.read.chosen import Chosen
@@ -16,7 +16,8 @@ from archive.read.selection import Selection
 
 
 class Bounds:
-    """Of each step of some episodes: which steps around it follow one another in time, and how its episode ended.
+    """The surroundings of each step of some episodes: the steps around it that follow one another in time, and how its
+    episode ended.
 
     All steps of an episode do, but for a checkpoint's, of which some may have left the buffer.
     """
@@ -107,23 +108,23 @@ def read_one(alone: Chosen, start: int, stop: int | None, selection: Selection, 
 
 
 def read_all(episodes: Chosen, selection: Selection, derive: Any) -> list[dict[str, Any]]:
-    """All steps of each episode."""
+    """Read all steps of each episode, with derived fields."""
     lengths = episodes.lengths()
     return read(episodes, np.arange(len(lengths)), np.zeros_like(lengths), lengths, selection, parse(derive))
 
 
 def _filled(column: Any) -> Bools:
-    values: Bools = column.fill_null(False).to_numpy().astype(bool)
+    values: Bools = numbers(column, False)
     return values
 
 
 def _runs(episodes: Chosen, lengths: Ints) -> tuple[Ints, Bools]:
-    """Where runs of steps that follow one another begin, among all steps; of each episode,
-    whether its last one is there."""
+    """The beginnings of runs of steps that follow one another, among all steps; a mask of the episodes whose last step
+    is there."""
     live, first = episodes._live, np.cumsum(lengths) - lengths
     if live is None:
         return first[lengths > 0], np.ones(len(lengths), bool)
-    before = episodes.reader.snapshot.columns(["episode_start"])["episode_start"].to_numpy()[live.rows]
+    before = numbers(episodes.reader.snapshot.columns(["episode_start"])["episode_start"])[live.rows]
     number = np.repeat(np.arange(len(lengths)), np.diff(live.offsets))
     some = live.hi > live.lo
     number, lo, hi = number[some], (before + live.lo)[some], (before + live.hi)[some]
@@ -131,5 +132,5 @@ def _runs(episodes: Chosen, lengths: Ints) -> tuple[Ints, Bools]:
     heads[1:] = (number[1:] != number[:-1]) | (lo[1:] != hi[:-1])
     ended = np.zeros(len(lengths), np.int64)
     np.maximum.at(ended, number, hi)
-    total = episodes._index.column("length").to_numpy()[episodes.numbers]
+    total = numbers(episodes.episode_index.column("length"))[episodes.numbers]
     return (np.cumsum(hi - lo) - (hi - lo))[heads], ended == total

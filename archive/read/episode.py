@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from archive.base import MAX_PAGE_BYTES, frozen, jsontree
+from archive.arrays import Ints
+from archive.base import MAX_PAGE_BYTES, ArchiveError, frozen, jsontree
 from archive.fields import schema, to_tensors
 from archive.manifest import EpisodeIndex
 from archive.observe import operation
 from archive.read import deriving, notes
-from archive.read.ahead import Ahead
 from archive.read.chosen import Attributes, Chosen
-from archive.read.destination import Destination
-from archive.read.reader import Reader
+from archive.read.reader import Destination, Reader
 from archive.read.selection import Selection
 from archive.read.spans import Spans
 from archive.views import decoder
@@ -25,11 +25,69 @@ if TYPE_CHECKING:
 
     from archive.views import page
 
+AHEAD_BYTES = 32 * 1024 * 1024
+MAX_EPISODES = 256
+OF_ROW = ("terminated", "truncated", "reason", "env_id", "rank", "run", "session", "buffer", "created_at", "commit")
 _ANNOTATE = (
     "add the episode again with the new one (and its weights, update count and flags, which belong to a revision), "
     "w.add_episode(ep.read(), episode_id=ep.id, replace=True, metadata={**ep.metadata, ...}), or change "
     "copy.deepcopy(ep.metadata)"
 )
+
+Key = tuple[Any, ...]
+ReadRun = Callable[[int, int, Selection], list[dict[str, Any]]]
+
+
+class Ahead:
+    """Steps that are read ahead, shared by the episodes of one iteration. Once two that follow each other were read,
+    the next one brings two more, then four, up to AHEAD_BYTES; so no more is read in vain than was asked for before."""
+
+    def __init__(self, read: ReadRun, sizes: Callable[[], Ints]) -> None:
+        self._read = read
+        self._sizes = sizes
+        self._bytes: Ints | None = None
+        self._lock = threading.Lock()  # never waited for: after a fork it may be held for ever
+        self._held: dict[int, dict[str, Any]] = {}
+        self._key: Key = ()
+        self._next = -1
+        self._count = 1
+
+    def read(self, place: int, selection: Selection) -> dict[str, Any] | None:
+        """The steps of the episode at that place; None if it should be read alone. What is given is kept no longer."""
+        key = _key(selection)
+        if key is None or not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return self._found(place, key, selection)
+        finally:
+            self._lock.release()
+
+    def _found(self, place: int, key: Key, selection: Selection) -> dict[str, Any] | None:
+        follows = key == self._key and place == self._next
+        self._key, self._next = key, place + 1
+        if follows and place in self._held:
+            return self._held.pop(place)
+        self._held = {}
+        if not follows:
+            self._count = 1
+            return None
+        self._count = min(2 * self._count, MAX_EPISODES)
+        stop = self._stop(place)
+        if stop - place < 2:
+            return None
+        try:
+            data = self._read(place, stop, selection)
+        except ArchiveError:  # of any of them: who asks for that one gets the error
+            self._count = 1
+            return None
+        self._held = dict(enumerate(data[1:], place + 1))
+        return data[0]
+
+    def _stop(self, place: int) -> int:
+        if self._bytes is None:
+            self._bytes = self._sizes()
+        taken = np.cumsum(self._bytes[place : place + self._count])
+        return place + int((taken <= AHEAD_BYTES).sum())
 
 
 class Episode:
@@ -73,12 +131,12 @@ class Episode:
 
     @property
     def complete(self) -> bool:
-        """Whether both its first and its last step are there."""
+        """True if both its first and its last step are there."""
         return bool(self._row["complete"])
 
     @property
     def update_count(self) -> int | None:
-        """Of its newest steps; `update_counts` has the range, `weights` those of each step."""
+        """The update count of its newest steps; `update_counts` has the range, `weights` those of each step."""
         low, high = self._row["update_count_min"], self._row["update_count_max"]
         newest: int | None = high if low == high else self._newest("update_count")
         return high if newest is None else newest
@@ -91,19 +149,19 @@ class Episode:
 
     @property
     def model_weights_uuid(self) -> str | None:
-        """Of its newest steps; `model_weights_uuids` has all, `weights` those of each step."""
+        """The weights of its newest steps; `model_weights_uuids` has all, `weights` those of each step."""
         every = self.model_weights_uuids
         newest: str | None = self._newest("model_weights_uuid") if len(every) > 1 else None
         return newest or (every[-1] if every else None)
 
     @property
     def weights(self) -> pa.Table:
-        """Which weights made each of its steps, and after which update: columns `model_weights_uuid` and
+        """A row a step: the weights that made it, and after which update: columns `model_weights_uuid` and
         `update_count`, null where that is not known. Reads no data."""
         return self.alone().weights()
 
     def _newest(self, name: str) -> Any:
-        """Of the newest step that it is known of; None if it is of none."""
+        """The value at the newest step that has one; None if none has."""
         known = self.weights[name].drop_null()
         return known[-1].as_py() if len(known) else None
 
@@ -113,20 +171,22 @@ class Episode:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """As it was given with the episode. Read-only: adding the episode again with replace=True changes it."""
+        """The metadata that was given with the episode. Read-only: adding the episode again with replace=True changes
+        it."""
         text = self._row["metadata"]
         out: dict[str, Any] = frozen(jsontree.loads(text) if text else {}, _ANNOTATE)
         return out
 
     @property
     def labels(self) -> dict[str, Any]:
-        """What was said of it after it was written: `arc.label({ep.id: {"success": True}})`. Read-only."""
+        """Its labels, set after it was written: `arc.label({ep.id: {"success": True}})`. Read-only."""
         out: dict[str, Any] = frozen(self._index.labels.of(self._number), "say it by ep.label(key=value)")
         return out
 
     @property
     def label_history(self) -> list[dict[str, Any]]:
-        """All that was ever said of it, oldest first: key, value (None: taken back), by, created_at, commit."""
+        """Its labels and all that they ever were, oldest first: key, value (None: taken back), by, created_at,
+        commit."""
         return self._index.labels.history(self._number)
 
     def label(self, labels: Mapping[str, Any] | None = None, /, *, by: str | None = None, **more: Any) -> Self:
@@ -141,18 +201,7 @@ class Episode:
         return value
 
     def __getattr__(self, name: str) -> Any:
-        if name in (
-            "terminated",
-            "truncated",
-            "reason",
-            "env_id",
-            "rank",
-            "run",
-            "session",
-            "buffer",
-            "created_at",
-            "commit",
-        ):
+        if name in OF_ROW:
             return self._row[name]
         raise AttributeError(f"an Episode has no attribute {name!r}")
 
@@ -169,7 +218,7 @@ class Episode:
 
     @property
     def specs(self) -> dict[schema.Path, schema.FieldSpec]:
-        """What each field is, by its keys; no data is read."""
+        """The spec of each field, by its keys; no data is read."""
         return {spec.path: spec for text in self._schemas for spec in schema.loads(text).fields}
 
     @property
@@ -223,13 +272,13 @@ class Episode:
 
     @property
     def bounds(self) -> deriving.Bounds:
-        """Which of its steps follow one another in time: all, unless some left the buffer."""
+        """The runs of its steps that follow one another in time: one, unless some left the buffer."""
         return deriving.Bounds(self.alone())
 
     def to_torch(
         self, fields: Any = None, start: int = 0, stop: int | None = None, *, missing: Any = "error", derive: Any = ()
     ) -> dict[str, Any]:
-        """As `read`, with tensors; strings and JSON stay as they are."""
+        """The same as `read`, with tensors; strings and JSON stay as they are."""
         out: dict[str, Any] = to_tensors(self.read(fields, start, stop, missing=missing, derive=derive))
         return out
 
@@ -263,7 +312,7 @@ class Episode:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What is known of it, for people."""
+        """The facts about it, for people."""
         from archive.views import summaries
 
         row = self._row
@@ -285,3 +334,11 @@ class Episode:
         flags = "" if self.complete else " incomplete"
         made_by = f"weights={self.model_weights_uuid!r} update={self.update_count}"
         return f"<Episode {self.id!r} length={self.length}{flags} {made_by}>"
+
+
+def _key(selection: Selection) -> Key | None:
+    """Tells selections apart; None for one whose stand-in for missing fields is not plain."""
+    if not isinstance(selection.missing, (str, int, float)):
+        return None
+    names = None if selection.names is None else tuple(n if isinstance(n, str) else tuple(n) for n in selection.names)
+    return names, repr(selection.missing), selection.ragged

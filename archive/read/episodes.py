@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 
-from archive.arrays import Ints
+from archive.arrays import Ints, numbers, times
 from archive.base import NotFoundError, UsageError, logger, one_line, package, size, unescape_path
 from archive.fields import schema
 from archive.manifest import COLUMNS, METADATA_COLUMN, Met, matching
 from archive.observe import operation
 from archive.read import deriving, notes, sizes
-from archive.read.ahead import Ahead
 from archive.read.chosen import Attributes, Chosen
-from archive.read.chunks import Tails
-from archive.read.destination import Destination
-from archive.read.episode import Episode
+from archive.read.chunks import LastChunks
+from archive.read.episode import Ahead, Episode
+from archive.read.reader import Destination
 from archive.read.selection import Selection
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class Episodes(Chosen, Sequence["Episode"]):
         run: Any = None,
         where: Any = None,
     ) -> Episodes:
-        """Those that meet all conditions. Reads no data.
+        """The episodes that meet all conditions. Reads no data.
 
         episode_id, model_weights_uuid, buffer, run, session, rank, env_id: one value or several. update_count: a
         number, or (start, stop), half-open. Weights and update counts match if any segment of the episode does; run and
@@ -78,8 +77,8 @@ class Episodes(Chosen, Sequence["Episode"]):
 
     def _found(self, complete: bool | None, where: Any, **conditions: Any) -> tuple[Ints, tuple[str, ...]]:
         """The places of those that meet all conditions, and what these leave out without saying so."""
-        mask = self._index.mask(**conditions)
-        places = np.flatnonzero(mask if self._given is None else mask[self._chosen])
+        mask = self.episode_index.mask(**conditions)
+        places = np.flatnonzero(mask if self._given is None else mask[self.numbers])
         if complete is not None:
             places = places[self.pick(places)._complete() == bool(complete)]
         if where is None:
@@ -88,22 +87,25 @@ class Episodes(Chosen, Sequence["Episode"]):
         return places[met.mask], met.notes
 
     def _meeting(self, condition: Any) -> Met:
-        """Which of them meet a condition over the columns of their table."""
+        """The ones of them that meet a condition over the columns of their table."""
         checked = isinstance(condition, str)
         met = matching(condition, lambda name: self._column(name, checked), len(self), self._names_in)
         for note in met.notes:
             loud = met.negated or note.startswith("none")
-            logger.log(WARNING if loud else INFO, "%s (%s)", note, self._reader.snapshot.storage.url)
+            logger.log(WARNING if loud else INFO, "%s (%s)", note, self.reader.snapshot.storage.url)
         return met
 
     def _names_in(self, expression: str) -> list[str]:
         """The columns that the text of an Arrow expression may name."""
-        names = [*self._index.names, *(self._index.metadata_names if METADATA_COLUMN in expression else ())]
+        names = [
+            *self.episode_index.names,
+            *(self.episode_index.metadata_names if METADATA_COLUMN in expression else ()),
+        ]
         return [name for name in names if name in expression]
 
     def _column(self, name: str, compared: bool) -> Any:
         if compared:
-            self._index.check_comparable(name)
+            self.episode_index.check_comparable(name)
         return self.columns([name])[name]
 
     def label(self, labels: Mapping[str, Any] | None = None, /, *, by: str | None = None, **more: Any) -> Self:
@@ -135,14 +137,14 @@ class Episodes(Chosen, Sequence["Episode"]):
         return self
 
     def _complete(self) -> Any:
-        return self.columns(("complete",))["complete"].to_numpy()
+        return numbers(self.columns(("complete",))["complete"])
 
     @property
     def table(self) -> pa.Table:
         """One row an episode: id, length, return, weights, update counts, flags, place, metadata (JSON), commit, and
         a column `label.<key>` for each key of a label and `metadata.<name>` for each name in metadata that has values
         ("tools.calls": the key calls of the object tools), or for the 100 most frequent."""
-        return self.columns([*self._index.names, *self._index.metadata_names])
+        return self.columns([*self.episode_index.names, *self.episode_index.metadata_names])
 
     def to_pandas(self) -> pandas.DataFrame:
         """The table as a pandas DataFrame (needs pandas)."""
@@ -166,7 +168,7 @@ class Episodes(Chosen, Sequence["Episode"]):
         return self.pick(np.arange(len(self))[key])
 
     def __contains__(self, key: object) -> bool:
-        """Whether an episode (or one of that id) is among these."""
+        """True if an episode (or one of that id) is among these."""
         name = key.id if isinstance(key, Episode) else key
         return isinstance(name, str) and len(self.filter(episode_id=name)) > 0
 
@@ -174,7 +176,7 @@ class Episodes(Chosen, Sequence["Episode"]):
         found = self.filter(episode_id=name)
         if not len(found):
             raise NotFoundError(
-                f"there is no episode {name!r} among these {len(self)} of {self._reader.snapshot.storage.url}; "
+                f"there is no episode {name!r} among these {len(self)} of {self.reader.snapshot.storage.url}; "
                 "`archive episodes` lists them"
             )
         return found._episodes([0])[0]
@@ -189,21 +191,24 @@ class Episodes(Chosen, Sequence["Episode"]):
                 yield ep
 
     def _read_run(self, start: int, stop: int, selection: Selection) -> list[dict[str, Any]]:
-        return self._reader.read(self[start:stop].spans(), selection)
+        return self.reader.read(self[start:stop].spans(), selection)
 
     def _episodes(self, places: Sequence[int]) -> list[Episode]:
         part = self.pick(np.array(places, np.int64))
-        rows = part.columns(COLUMNS).to_pylist()
+        table = part.columns(COLUMNS)
+        rows = table.drop_columns(["created_at"]).to_pylist()
+        for row, at in zip(rows, times(table["created_at"]), strict=True):
+            row["created_at"] = at
         return [
             Episode(
-                self._reader,
-                self._index,
+                self.reader,
+                self.episode_index,
                 int(number),
                 row,
                 None if part._live is None else part._live.pick(np.array([i])),
                 self._attributes,
             )
-            for i, (number, row) in enumerate(zip(part._chosen, rows, strict=True))
+            for i, (number, row) in enumerate(zip(part.numbers, rows, strict=True))
         ]
 
     def read(
@@ -224,7 +229,7 @@ class Episodes(Chosen, Sequence["Episode"]):
             return deriving.read_all(self, selection, derive)
         into = None if out is None else Destination(out)
         with operation("read", episodes=len(self)):
-            return self._reader.read(self.spans(), selection, into=into)
+            return self.reader.read(self.spans(), selection, into=into)
 
     def stream(
         self,
@@ -241,13 +246,11 @@ class Episodes(Chosen, Sequence["Episode"]):
         """
         if max_bytes < 1:
             raise UsageError(f"max_bytes={max_bytes}: give a number of bytes above 0")
-        selection, tails = Selection(fields, missing, ragged), Tails()
+        selection, tails = Selection(fields, missing, ragged), LastChunks()
         for start, stop in sizes.runs(self.sizes(None if derive else fields), max_bytes // 4):
             run = self[start:stop]
             data = (
-                deriving.read_all(run, selection, derive)
-                if derive
-                else self._reader.read(run.spans(), selection, tails)
+                deriving.read_all(run, selection, derive) if derive else self.reader.read(run.spans(), selection, tails)
             )
             data.reverse()
             for ep in run:
@@ -256,7 +259,7 @@ class Episodes(Chosen, Sequence["Episode"]):
     def sizes(self, fields: Any = None) -> Ints:
         """Bytes of the steps of each, uncompressed, in these fields (None: all); no data is read.
         Text counts as 8 a value."""
-        return self._reader.sizes(self.step_spans(), Selection(fields))
+        return self.reader.sizes(self.step_spans(), Selection(fields))
 
     @property
     def fields(self) -> dict[str, str]:
@@ -283,7 +286,7 @@ class Episodes(Chosen, Sequence["Episode"]):
     @property
     def schema_texts(self) -> list[str]:
         """The distinct schemas of their steps, late fields among the others; no data is read."""
-        return self._reader.schema_texts(self._index.chains.rows_of(self._chosen))
+        return self.reader.schema_texts(self.episode_index.chains.rows_of(self.numbers))
 
     @property
     def schemas(self) -> list[schema.ShardSchema]:
@@ -312,10 +315,10 @@ class Episodes(Chosen, Sequence["Episode"]):
     def _report(self, title: str) -> reports.Report:
         from archive.views import reports
 
-        snapshot = self._reader.snapshot
+        snapshot = self.reader.snapshot
         about = {"at": snapshot.storage.url, "commit": snapshot.commit.number, "uncompressed": self.size_told}
         return reports.episodes(title, about, self.table, self.fields)
 
     def __repr__(self) -> str:
-        snapshot = self._reader.snapshot
+        snapshot = self.reader.snapshot
         return one_line(f"<{len(self)} episodes at {snapshot.storage.url}, commit {snapshot.commit.number}>")

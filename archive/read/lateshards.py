@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _BESIDE_BYTES = 1024  # that an episode takes in memory beside its rows
 
 
-class Given(NamedTuple):
+class StoredFields(NamedTuple):
     """The late fields of one episode: what they are, and their rows in stored form, both by name."""
 
     specs: dict[str, FieldSpec]
@@ -35,7 +35,7 @@ class Given(NamedTuple):
         return sum(rows.nbytes for rows in self.rows.values())
 
 
-def checked(values: Mapping[Any, Any], steps: int, episode: str, known: Sequence[ShardSchema]) -> Given:
+def checked(values: Mapping[Any, Any], steps: int, episode: str, known: Sequence[ShardSchema]) -> StoredFields:
     """The fields that an episode of so many steps is given, in stored form.
 
     FieldError for one that has other rows than the episode steps, whose values cannot be stored, or that does not go
@@ -56,7 +56,7 @@ def checked(values: Mapping[Any, Any], steps: int, episode: str, known: Sequence
             )
     if len(rows) < len(leaves):
         raise FieldError(f"episode {episode!r} is given a field without an array; nothing was added to any")
-    return Given(found.specs, rows)
+    return StoredFields(found.specs, rows)
 
 
 def _plain(value: Any) -> Any:
@@ -92,12 +92,12 @@ class LateShards:
         self._storage = snapshot.storage
         self._session = session
         self._shards = ShardWriter(snapshot.storage, archive_layout)
-        self._held: dict[tuple[FieldSpec, ...], list[tuple[Spans, Given]]] = {}
+        self._held: dict[tuple[FieldSpec, ...], list[tuple[Spans, StoredFields]]] = {}
         self._held_bytes: dict[tuple[FieldSpec, ...], int] = {}
         self._late: list[pa.Table] = []
         self._chunks: list[pa.Table] = []
 
-    def add(self, spans: Spans, given: Given) -> None:
+    def add(self, spans: Spans, given: StoredFields) -> None:
         """The fields of one episode, of which these are the steps."""
         if not len(spans.rows) or not (spans.hi > spans.lo).any():
             return

@@ -47,7 +47,7 @@ from archive.manifest import (
 )
 from archive.observe import timed
 from archive.read.chosen import Chosen
-from archive.read.lateshards import Given, LateShards, checked
+from archive.read.lateshards import LateShards, StoredFields, checked
 from archive.read.reader import Reader
 from archive.read.spans import Spans
 from archive.store import Storage
@@ -238,7 +238,7 @@ def add(log: CommitLog, known: EpisodeIndex, given: Fields, provenance: Any, by:
 
 @timed("add_fields")
 def write(
-    log: CommitLog, reader: Reader, made: Iterable[tuple[Spans, Given]], provenance: Any, by: str | None
+    log: CommitLog, reader: Reader, made: Iterable[tuple[Spans, StoredFields]], provenance: Any, by: str | None
 ) -> Commit:  # fmt: skip
     """Write late fields of episodes, each with its steps, as they are made; then commit them all."""
     why = None if provenance is None else jsontree.dumps(provenance, where="provenance")
@@ -312,7 +312,7 @@ def map_all(
 def _made(
     episodes: Chosen, streamed: Iterable[tuple[Any, dict[str, Any]]], fn: Callable[..., Mapping[Any, Any]],
     adds: Sequence[Any] | None,
-) -> Iterator[tuple[Spans, Given]]:  # fmt: skip
+) -> Iterator[tuple[Spans, StoredFields]]:  # fmt: skip
     spans = episodes.step_spans()
     known, steps = episodes.reader.shown(spans).schemas, spans.lengths().tolist()
     wanted = None if adds is None else {to_path(name) for name in ([adds] if isinstance(adds, str) else adds)}

@@ -1,4 +1,8 @@
-"""Pure, no I/O: what reading some steps takes: which rows of which stored arrays, and where in memory they go."""
+"""Pure, no I/O: what reading some steps takes: which rows of which stored arrays, and where in memory they go.
+
+Both bulk reads and batches of single steps are planned here. A `FieldPlan` says how the segments of each schema store a
+field; at some steps it is a `FieldRead`, which is asked for what to fetch, and completed when that has come.
+"""
 
 from __future__ import annotations
 
@@ -7,50 +11,78 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from operator import mul
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from archive.arrays import Ints, Pieces, fresh, offsets_of
-from archive.base import FieldError, show
-from archive.fields import NODES, FieldSpec, Path, dtypes
+from archive.base import FieldError, escape_path, show
+from archive.fields import NODES, Array, FieldSpec, Path, ShardSchema, dtypes
 from archive.fields.axes import Axis, Cuts, Extent, Fetched, Located, Runs, axis_of, empty_rows
 from archive.read.chunks import Segments, Want
-from archive.read.latesteps import Filled, LateCuts, Shown, cuts_of, shown
 from archive.read.selection import Selection
-from archive.read.spans import Spans
+from archive.read.spans import Shown, Spans, StandIn, moved, shown
+
+NOWHERE = Pieces.whole(np.zeros(0, np.uint8))
+
+
+class FieldKind(NamedTuple):
+    """A way in which segments of some schemas, by their numbers, store a field."""
+
+    codes: Sequence[int]
+    axis: Axis[Any]
+    schema: ShardSchema
 
 
 @dataclass
-class Part:
-    """How a field is stored in some of the cuts: those at `index` of the field's."""
+class FieldPart:
+    """A field in those of its cuts, at `index`, that store it alike."""
 
     axis: Axis[Any]
     index: Any
     cuts: Cuts
-    located: Located
+    schema: ShardSchema
     rows: dict[str, Pieces] = field(default_factory=dict)
+    located: Located = field(init=False)
 
 
 @dataclass
 class FieldRead:
-    """One field of the episodes of a group."""
+    """One field of some steps."""
 
     spec: FieldSpec
     cuts: Cuts
-    parts: list[Part]
-    rows: Ints  # of each cut
+    parts: list[FieldPart]
     episodes: Ints  # first cut of each episode, and one past the last of all
-    error: FieldError | None  # why these cuts cannot be one field
-    at: Ints = field(init=False)  # of each cut: its first row in memory
+    error: FieldError | None = None  # why these cuts cannot be one field
     own: Pieces | None = None  # memory for its rows
+    rows: Ints = field(init=False)  # of each cut
+    at: Ints = field(init=False)  # of each cut: its first row in memory
 
-    def __post_init__(self) -> None:
+    def first(self, shard: Ints) -> Iterator[Want]:
+        """The rows to fetch before the cuts, each of one step, are located: they say where the others lie."""
+        for part in self.parts:
+            runs = part.axis.companions(part.cuts)
+            part.rows = {one.into: _memory(one) for one in runs}
+            yield from _wants(runs, part, shard, part.cuts.lo)
+
+    def locate(self, *, each_step: bool = False) -> FieldRead:
+        """Find the rows of each cut. each_step: what `first` asked for has come, and no other row is needed."""
+        self.rows = np.zeros(len(self.cuts.lo), np.int64)
+        for part in self.parts:
+            known = {name: pieces.joined() for name, pieces in part.rows.items()} if each_step else None
+            part.located = part.axis.locate(part.cuts, part.schema, known)
+            self.rows[part.index] = part.located.rows
+        if each_step and (self.rows != 1).any():
+            raise FieldError(
+                f"field {show(self.spec.path)!r} has fewer rows than its episodes have steps; read it by episode"
+            )
         self.at = np.cumsum(self.rows) - self.rows
+        return self
 
     @property
     def ends(self) -> Ints:
-        """Where the rows of each episode begin, and where the last one stops, end to end."""
+        """The row at which each episode begins, and at which the last one stops, end to end."""
         total = np.append(0, np.cumsum(self.rows))
         out: Ints = total[self.episodes]
         return out
@@ -70,37 +102,35 @@ class FieldRead:
         if self.own is None:
             self.own = Pieces.new(empty_rows(self.spec), self.ends)
         for part in self.parts:
-            part.rows = {"": self.own}
-            for runs in part.located.runs:
-                if runs.into:
-                    count = int((runs.stop - runs.start).sum())
-                    part.rows[runs.into] = Pieces.whole(fresh((count, *runs.like.shape[1:]), runs.like.dtype))
+            part.rows = {"": self.own} | {runs.into: _memory(runs) for runs in part.located.runs if runs.into}
+
+    def wants(self, shard: Ints, *, own: bool = False) -> Iterator[Want]:
+        """The rows to fetch; `shard` is that of each segment. own: no companions; these may be known, but little."""
+        for part in self.parts:
+            runs = [one for one in part.located.runs if not (own and one.into)]
+            yield from _wants(runs, part, shard, self.at[part.index])
 
     def complete(self) -> Fetched:
-        """What was fetched, with all rows in their place."""
+        """The field as it was fetched, with all rows in their place."""
         assert self.own is not None
         for part in self.parts:
             part.axis.complete(Fetched(part.cuts, part.located, self.at[part.index], part.rows))
         first = self.parts[0]
         return Fetched(self.cuts, Located(self.rows, first.located.runs), self.at, first.rows)
 
-    def wants(self, shard: Ints) -> Iterator[Want]:
-        """What to fetch; `shard` is that of each segment."""
-        for part in self.parts:
-            yield from wants_of(part.located.runs, part.cuts, shard, part.rows, self.at[part.index])
+
+def _memory(runs: Runs) -> Pieces:
+    return Pieces.whole(fresh((int((runs.stop - runs.start).sum()), *runs.like.shape[1:]), runs.like.dtype))
 
 
-NOWHERE = Pieces.whole(np.zeros(0, np.uint8))
-
-
-def wants_of(runs: Iterable[Runs], cuts: Cuts, shard: Ints, rows: Mapping[str, Pieces], at: Ints) -> Iterator[Want]:
-    """What to fetch. shard: of each segment; rows: the memory that runs go to; at: the first of the field's own rows of
-    each cut. Rows that hold no element have no chunk."""
+def _wants(runs: Iterable[Runs], part: FieldPart, shard: Ints, at: Ints) -> Iterator[Want]:
+    """The rows of a part to fetch. at: the first of the field's own rows of each cut. Rows that hold no element have no
+    chunk."""
     for one in runs:
         if 0 in one.like.shape[1:]:
             continue
         place = one.at if one.into else one.at + at[one.cut]
-        shards, into = shard[cuts.segment[one.cut]], rows.get(one.into, NOWHERE)
+        shards, into = shard[part.cuts.segment[one.cut]], part.rows.get(one.into, NOWHERE)
         some = one.stop > one.start
         if some.all() and len(some):
             yield Want(one.array, one.like, shards, one.start, one.stop, place, into)
@@ -109,7 +139,91 @@ def wants_of(runs: Iterable[Runs], cuts: Cuts, shard: Ints, rows: Mapping[str, P
 
 
 @dataclass
-class Group:
+class FieldPlan:
+    """One field: how the segments that have it store it, and what stands in where some lack it, if they may.
+
+    agree: `spec` is what all of them say, but for the field that it is the next of.
+    """
+
+    spec: FieldSpec
+    kinds: list[FieldKind]
+    agree: bool
+    stand_in: StandIn | None
+
+    def at(self, cuts: Cuts, episodes: Ints, segments: Segments) -> FieldRead:
+        """The field in these cuts; not located yet."""
+        alone = len(self.kinds) == 1 and self.stand_in is None
+        code = segments.schema[cuts.segment]
+        parts = []
+        for codes, axis, schema in self.kinds:
+            index = slice(None) if alone else np.flatnonzero(np.isin(code, codes))
+            parts.append(FieldPart(axis, index, cuts if alone else cuts.pick(index), schema))
+        if self.stand_in is not None:
+            lacking = np.flatnonzero(~np.isin(code, [n for kind in self.kinds for n in kind.codes]))
+            if len(lacking):
+                parts.append(FieldPart(self.stand_in, lacking, cuts.pick(lacking), segments.schemas[0]))
+        return FieldRead(self.spec, cuts, parts, episodes)
+
+
+def _field(
+    specs: Mapping[int, FieldSpec], telling: Sequence[FieldSpec], segments: Segments, selection: Selection,
+    *, lacking: bool,
+) -> FieldPlan:  # fmt: skip
+    """The plan of a field. specs: by the number of the segments' schema; telling: those that say of what kind it is;
+    lacking: some of its steps may be of other segments."""
+    spec, first = _agreed(telling), next(iter(specs.values()))
+    groups: dict[Any, list[int]] = {}
+    for code, one in specs.items():
+        if one.axis not in NODES:
+            groups.setdefault(one.next_of if spec is not None else one, []).append(code)
+    kinds = [
+        FieldKind(
+            codes,
+            axis_of(replace(spec or specs[codes[0]], next_of=specs[codes[0]].next_of)),
+            segments.schemas[codes[0]],
+        )
+        for codes in groups.values()
+    ]
+    whole = spec or first
+    stand_in = StandIn(whole, partial(selection.filled_as, whole, whole.path)) if lacking else None
+    return FieldPlan(whole, kinds, spec is not None, stand_in)
+
+
+def _agreed(specs: Iterable[FieldSpec]) -> FieldSpec | None:
+    """The one that stands for all; they may differ in next_of and in the width of strings, but in nothing else."""
+    specs = list(specs)
+    if all(s.dtype[1:2] == "U" for s in specs):
+        widest = max((s.dtype for s in specs), key=lambda name: dtypes.to_numpy(name).itemsize)
+        specs = [replace(s, dtype=widest) for s in specs]
+    alike = len({(s.axis, s.dtype, s.shape, s.extra, s.scalar) for s in specs}) == 1
+    return specs[0] if alike else None
+
+
+def _cuts(
+    episode: Ints, segment: Ints, lo: Ints, hi: Ints, more: Any, segments: Segments, extents_of: str | None = None
+) -> Cuts:
+    """Steps of segments, with the extents there of a field whose rows are not one a step."""
+    extent = Extent(segment, segment)  # not looked at
+    if extents_of is not None:
+        every = segments.extent(extents_of)
+        extent = Extent(every.start[segment], every.rows[segment])
+    return Cuts(episode, segment, lo, hi, more, segments.start[segment], segments.length[segment], extent)
+
+
+def _by_path(schemas: Mapping[int, ShardSchema], selection: Selection) -> dict[Path, dict[int, FieldSpec]]:
+    """The fields selected, each by the numbers of the schemas that have it."""
+    found: dict[Path, dict[int, FieldSpec]] = {}
+    for code, one in schemas.items():
+        for path, spec in selection.specs(one).items():
+            found.setdefault(path, {})[code] = spec
+    return found
+
+
+# -- whole stretches of episodes ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class EpisodeGroup:
     """Episodes whose segments have the same schemas."""
 
     episodes: Ints  # their numbers in the request
@@ -120,20 +234,15 @@ class Group:
     absent: list[str | Path]
 
 
-def plan(spans: Spans, selection: Selection, segments: Segments) -> list[Group]:
-    """How the fields selected of these steps are read, and of which rows.
-    FieldError for names that an episode lacks."""
+def plan(spans: Spans, selection: Selection, segments: Segments) -> list[EpisodeGroup]:
+    """The reads of the fields selected of these steps. FieldError for names that an episode lacks."""
     view = shown(spans, segments)
     out = []
     for episodes, codes in _alike(view, selection):
         whole = len(episodes) == len(spans)
-        part = spans if whole else spans.pick(episodes)
         absent = selection.absent([view.schemas[code] for code in codes])
-        late: Mapping[Path, LateCuts] = {}
-        if segments.late:
-            late = _late(view if whole else view.pick(episodes), codes, selection, segments)
-            codes = list(dict.fromkeys(segments.schema[segments.places(part.rows)].tolist()))
-        out.append(_group(part, episodes, codes, late, absent, selection, segments))
+        part = spans if whole else spans.pick(episodes)
+        out.append(_group(part, view, episodes, codes, absent, selection, segments))
     return out
 
 
@@ -150,115 +259,87 @@ def _alike(view: Shown, selection: Selection) -> list[tuple[Ints, list[int]]]:
         own = code[spans.offsets[episode] : spans.offsets[episode + 1]]
         mixed.setdefault(tuple(dict.fromkeys(own.tolist())), []).append(episode)
     for codes, episodes in mixed.items():
-        together = _agree([selection.specs(view.schemas[code]) for code in codes])
+        found = _by_path({code: view.schemas[code] for code in codes}, selection)
+        together = all(_agreed(specs.values()) is not None for specs in found.values())
         groups = [episodes] if together else [[episode] for episode in episodes]
         out += [(np.array(group), list(codes)) for group in groups]
     return out
 
 
-def _agree(schemas: Sequence[Mapping[Path, FieldSpec]]) -> bool:
-    """Whether fields of the same path can be one, whatever their rows."""
-    found: dict[Path, list[FieldSpec]] = {}
-    for specs in schemas:
-        for path, spec in specs.items():
-            found.setdefault(path, []).append(spec)
-    return all(_agreed(specs) is not None for specs in found.values())
+def _group(
+    spans: Spans, view: Shown, episodes: Ints, codes: list[int], absent: list[str | Path], selection: Selection,
+    segments: Segments,
+) -> EpisodeGroup:  # fmt: skip
+    seen = _by_path({code: view.schemas[code] for code in codes}, selection)
+    late = [path for path in seen if any(path in view.late[code] for code in codes)]
+    segment = segments.places(spans.rows)
+    own = list(dict.fromkeys(segments.schema[segment].tolist())) if segments.late else codes
+    found = _by_path({code: segments.schemas[code] for code in own}, selection)
+    out = EpisodeGroup(episodes, spans.lengths(), [], {}, {}, absent)
+    for path, specs in found.items():
+        if path in late:
+            continue
+        first = next(iter(specs.values()))
+        out.paths.append(path)
+        if first.axis in NODES:
+            out.nodes[path] = first.axis
+            continue
+        at: Any = slice(None)
+        if len(specs) < len(own):
+            at = np.flatnonzero(np.isin(segments.schema[segment], list(specs)))
+        extents_of = None if all(spec.per_step for spec in specs.values()) else first.name
+        cuts = _cuts(
+            spans.episode[at], segment[at], spans.lo[at], spans.hi[at], spans.more[at], segments, extents_of
+        )  # fmt: skip
+        out.fields[path] = _read(specs, cuts, len(episodes), segments, selection, lacking=False)
+    if late and len(episodes) < len(view.spans):
+        view = view.pick(episodes)
+    for path in late:
+        if (added := _late(path, seen[path], view, segments, selection)) is not None:
+            cuts, specs = added
+            out.paths.append(path)
+            out.fields[path] = _read(specs, cuts, len(episodes), segments, selection, lacking=True)
+    return out
 
 
-def _agreed(specs: Iterable[FieldSpec]) -> FieldSpec | None:
-    """The one that stands for all; they may differ in next_of and in the width of strings, but in nothing else."""
-    specs = list(specs)
-    if all(s.dtype[1:2] == "U" for s in specs):
-        widest = max((s.dtype for s in specs), key=lambda name: dtypes.to_numpy(name).itemsize)
-        specs = [replace(s, dtype=widest) for s in specs]
-    alike = len({(s.axis, s.dtype, s.shape, s.extra, s.scalar) for s in specs}) == 1
-    return specs[0] if alike else None
-
-
-def _late(view: Shown, codes: list[int], selection: Selection, segments: Segments) -> dict[Path, LateCuts]:
-    """The fields selected that are late in some of these steps. FieldError for one that others lack."""
-    wanted = {path: None for code in codes for path in selection.specs(view.schemas[code]) if path in view.late[code]}
-    found = {path: cuts_of(path, view, segments) for path in wanted}
-    for path, late in found.items():
-        if len(late.lacking) and selection.is_error and not selection.leaves_out:
-            episode = segments.episode_id(int(late.lacking[0]))
+def _late(
+    path: Path, seen: Mapping[int, FieldSpec], view: Shown, segments: Segments, selection: Selection
+) -> tuple[Cuts, dict[int, FieldSpec]] | None:
+    """The cuts of a field that is late in some of these steps, and its specs by the numbers of the segments' schemas;
+    None where it is left out. FieldError if some lack it. Spans without steps and without the field are left out."""
+    spans, has = view.spans, np.isin(view.code, [code for code, spec in seen.items() if spec.axis not in NODES])
+    if not has.all() and (lacking := np.flatnonzero(~has & (spans.hi > spans.lo))).size:
+        if selection.is_error and not selection.leaves_out:
+            episode = segments.episode_id(int(segments.places(spans.rows[lacking[:1]])[0]))
             raise FieldError(
                 f"field {show(path)!r} was added to some steps of episode {episode!r} only; pass missing='skip' to "
                 "leave it out of such episodes, or missing=VALUE to fill it in"
             )
-    return found
+        if selection.leaves_out:
+            return None
+    kept = np.flatnonzero(has | (spans.hi > spans.lo))
+    segment, lo, hi = moved(path, segments, segments.places(spans.rows[kept]), spans.lo[kept], spans.hi[kept])
+    cuts = _cuts(spans.episode[kept], segment, lo, hi, spans.more[kept], segments)
+    sources = np.unique(segments.schema[segment[has[kept]]]).tolist()
+    return cuts, {code: segments.schemas[code].by_name[escape_path(path)] for code in sources}
 
 
-def _group(
-    spans: Spans, episodes: Ints, codes: list[int], late: Mapping[Path, LateCuts], absent: list[str | Path],
-    selection: Selection, segments: Segments,
-) -> Group:  # fmt: skip
-    schemas = [segments.schemas[code] for code in codes]
-    where = segments.places(spans.rows)
-    cuts = Cuts(
-        spans.episode, where, spans.lo, spans.hi, spans.more, segments.start[where], segments.length[where],
-        Extent(where, where),
-    )  # fmt: skip
-    found: dict[Path, dict[int, FieldSpec]] = {}
-    for code, one in zip(codes, schemas, strict=True):
-        for path, spec in selection.specs(one).items():
-            found.setdefault(path, {})[code] = spec
-    found = {path: specs for path, specs in found.items() if path not in late}
-    given = {path: one for path, one in late.items() if not (len(one.lacking) and selection.leaves_out)}
-    out = Group(episodes, spans.lengths(), [*found, *given], {}, {}, absent)
-    for path, added in given.items():
-        out.fields[path] = _field(added.specs, added.cuts, len(episodes), segments, selection)
-    for path, specs in found.items():
-        first = next(iter(specs.values()))
-        if first.axis in NODES:
-            out.nodes[path] = first.axis
-        else:
-            own = cuts
-            if len(specs) < len(codes):
-                own = cuts.pick(np.flatnonzero(np.isin(segments.schema[where], list(specs))))
-            out.fields[path] = _field(specs, own, len(episodes), segments, selection)
-    return out
-
-
-def _field(
-    specs: Mapping[int, FieldSpec], cuts: Cuts, count: int, segments: Segments, selection: Selection
-) -> FieldRead:  # fmt: skip
-    """One field, located in its cuts; where its segment has it not, something stands in."""
-    first = next(iter(specs.values()))
-    code = segments.schema[cuts.segment]
-    if not all(spec.per_step for spec in specs.values()):
-        extent = segments.extent(first.name)
-        cuts = cuts._replace(extent=Extent(extent.start[cuts.segment], extent.rows[cuts.segment]))
+def _read(
+    specs: Mapping[int, FieldSpec], cuts: Cuts, count: int, segments: Segments, selection: Selection, *, lacking: bool
+) -> FieldRead:
+    """One field of so many episodes, located."""
     telling = list(specs.values())
-    if len(specs) > 1 and first.axis == "ragged":
-        telling = _telling(specs, code, cuts)
-    spec = _agreed(telling)
-    error = None if spec is not None else _unlike(telling, cuts, segments)
-    kinds: dict[Any, list[int]] = {}
-    for n, one in specs.items():
-        if one.axis in NODES:
-            continue
-        kinds.setdefault(one.next_of if spec is not None else one, []).append(n)
-    lacking = np.flatnonzero(~np.isin(code, list(specs))) if segments.late else code[:0]
-    alone = len(kinds) == 1 and not len(lacking)
-    parts, rows = [], np.zeros(len(cuts.lo), np.int64)
-    for codes in kinds.values():
-        index = slice(None) if alone else np.flatnonzero(np.isin(code, codes))
-        own = cuts if alone else cuts.pick(index)
-        axis = axis_of(replace(spec or specs[codes[0]], next_of=specs[codes[0]].next_of))
-        parts.append(Part(axis, index, own, axis.locate(own, segments.schemas[codes[0]])))
-        rows[index] = parts[-1].located.rows
-    if len(lacking):
-        own = cuts.pick(lacking)
-        filled = Filled(spec or first, partial(selection.filled_as, spec or first, first.path))
-        parts.append(Part(filled, lacking, own, filled.locate(own, segments.schemas[0])))
-        rows[lacking] = parts[-1].located.rows
-    return FieldRead(spec or first, cuts, parts, rows, offsets_of(np.bincount(cuts.episode, minlength=count)), error)
+    if len(specs) > 1 and telling[0].axis == "ragged":
+        telling = _telling(specs, segments.schema[cuts.segment], cuts)
+    one = _field(specs, telling, segments, selection, lacking=lacking)
+    out = one.at(cuts, offsets_of(np.bincount(cuts.episode, minlength=count)), segments)
+    out.error = None if one.agree else _unlike(telling, cuts, segments)
+    return out.locate()
 
 
 def _telling(specs: Mapping[int, FieldSpec], code: Ints, cuts: Cuts) -> list[FieldSpec]:
-    """What says of what kind a ragged field is: where it has values; else, as of empty lists the dtype is a guess, the
-    newest of those with steps."""
+    """The specs that say of what kind a ragged field is: where it has values; else, as of empty lists the dtype is a
+    guess, the newest of those with steps."""
     for some, most in ((cuts.extent.rows > 0, len(specs)), (cuts.length > 0, 1)):
         held = set(code[some].tolist())
         found = [spec for n, spec in specs.items() if n in held]
@@ -274,3 +355,77 @@ def _unlike(specs: Iterable[FieldSpec], cuts: Cuts, segments: Segments) -> Field
         f"episode {segments.episode_id(int(cuts.segment[0]))!r} goes on with another kind of field {show(path)!r} "
         f"({kinds}); read its parts one by one with start= and stop=, or leave the field out"
     )
+
+
+# -- batches of single steps -------------------------------------------------------------------------------------------
+
+
+class BatchPlan(NamedTuple):
+    """The fields of a batch: those gathered row by row (direct: whose steps are rows of one array, wherever they lie),
+    those that are read by episode, those without data, and those that no step has."""
+
+    direct: list[tuple[FieldPlan, str, Array]]  # with the array's name, and no rows of it
+    fields: list[FieldPlan]
+    slow: list[Path]
+    nodes: dict[Path, Any]
+    absent: list[str | Path]
+
+
+def plan_batch(codes: Sequence[int], view: Shown, selection: Selection, segments: Segments) -> BatchPlan:
+    """The plan of a batch of steps of these schemas, by their numbers."""
+    schemas = {code: view.schemas[code] for code in codes}
+    out = BatchPlan([], [], [], {}, selection.absent(schemas.values()))
+    for path, specs in _by_path(schemas, selection).items():
+        spec = next(iter(specs.values()))
+        lacking = len(specs) < len(schemas)
+        if spec.axis in NODES:
+            out.nodes[path] = {} if spec.axis == "dict" else None
+        elif lacking and selection.is_skip:
+            continue
+        elif not _is_rows(spec):
+            if spec.axis != "free" or selection.names is not None:
+                out.slow.append(path)
+        else:
+            one = _batch_field(path, specs, lacking, view, selection, segments)
+            late = any(path in view.late[code] for code in specs)
+            plain = len(one.kinds) == 1 and one.kinds[0].axis.spec.per_step and 0 not in spec.shape
+            if plain and not late and not lacking:
+                out.direct.append((one, spec.name, empty_rows(one.spec)))
+            else:
+                out.fields.append(one)
+    return out
+
+
+def _is_rows(spec: FieldSpec) -> bool:
+    """True if rows of the field are numbers of one shape, one a step."""
+    return spec.axis in ("step", "offset") and spec.dtype not in ("str", "json") and spec.dtype[1:2] != "U"
+
+
+def _batch_field(
+    path: Path, specs: Mapping[int, FieldSpec], lacking: bool, view: Shown, selection: Selection, segments: Segments
+) -> FieldPlan:
+    alone = [replace(spec, extra=0) for spec in specs.values()]  # of a step there is one row, whatever comes last
+    by_source = {view.source(path, code): spec for code, spec in zip(specs, alone, strict=True)}
+    out = _field(by_source, alone, segments, selection, lacking=lacking)
+    if not out.agree:
+        kinds = sorted({(s.axis, s.dtype, s.shape) for s in alone})
+        several = " and ".join(f"{dtype}{list(shape)} {axis}" for axis, dtype, shape in kinds)
+        raise FieldError(
+            f"field {show(path)!r} is {several} in episodes of one batch; filter the episodes, or leave it out"
+        )
+    if lacking and selection.is_error:
+        raise FieldError(
+            f"some of these episodes have no field {show(path)!r}; name the fields to read, or pass missing='skip' or "
+            "missing=VALUE"
+        )
+    return replace(out, spec=replace(out.spec, next_of=""))
+
+
+def at_steps(one: FieldPlan, segment: Ints, step: Ints, segments: Segments) -> FieldRead:
+    """A field at single steps of segments; not located yet."""
+    every = np.arange(len(step))
+    segment, lo, hi = moved(one.spec.path, segments, segment, step, step + 1)
+    per_step = all(kind.axis.spec.per_step for kind in one.kinds)
+    extents_of = None if per_step else one.spec.name
+    cuts = _cuts(every, segment, lo, hi, np.zeros(len(step), bool), segments, extents_of)
+    return one.at(cuts, np.append(every, len(every)), segments)

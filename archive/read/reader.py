@@ -1,29 +1,77 @@
-"""Reading steps of episodes: what they take is planned as vectors,
-fetched chunk by chunk and decoded into its place."""
+"""Reading steps of episodes: what they take is planned as vectors, fetched chunk by chunk and decoded into its place,
+be it memory of the caller's; nests of episodes are made of the rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from archive.arrays import Ints, reuse_freed_memory
-from archive.base import IntegrityError
-from archive.fields import Array, Ragged
+from archive.arrays import Ints, Pieces, group_of, numbers, reuse_freed_memory
+from archive.base import FieldError, IntegrityError, jsontree, show
+from archive.fields import Array, FieldSpec, Path, Ragged, dtypes, flatten, is_tensor, unflatten_all
+from archive.fields.axes import axis_of
 from archive.manifest import Snapshot
-from archive.read import build, sizes
-from archive.read.chunks import LateFields, ReadPlan, Segments, Shards, Tails, Want, filling
-from archive.read.destination import Destination
-from archive.read.latesteps import Shown, shown
-from archive.read.plan import Group, plan
-from archive.read.selection import Selection
-from archive.read.spans import Spans
+from archive.read import sizes
+from archive.read.chunks import LastChunks, LateFields, ReadPlan, Segments, Shards, Want, fetch
+from archive.read.plan import EpisodeGroup, FieldRead, plan
+from archive.read.selection import Selection, path_of
+from archive.read.spans import Shown, Spans, shown
 from archive.tables import STRETCH
 
 _LARGE_BYTES = 256 * 1024 * 1024
 Request = tuple[Spans, Selection]
-Build = Callable[[Sequence[Group], Selection], list[Any]]
+Build = Callable[[Sequence[EpisodeGroup], Selection], list[Any]]
+
+
+class Destination:
+    """Arrays or tensors by the names of fields, for the rows of all episodes, end to end in the order of the episodes.
+
+    starts, places: row `starts[i]`, and those after it up to starts[i + 1], go to row places[i] and on, instead.
+    """
+
+    def __init__(self, out: Any, starts: Ints | None = None, places: Ints | None = None) -> None:
+        self.starts = starts
+        self._places = places
+        self._arrays = {path: _array(leaf, show(path)) for path, leaf in flatten(out)}
+
+    def take(self, groups: Sequence[EpisodeGroup]) -> None:
+        """Let the fields of these episodes go here; FieldError for an array that they do not fit."""
+        for path, array in self._arrays.items():
+            lacking = [group for group in groups if path not in group.fields]
+            if lacking or not groups:
+                raise FieldError(
+                    f"out has an array for field {show(path)!r}, which these episodes do not all have, or which is not "
+                    "among those that are read; leave it out of out="
+                )
+            fields = [group.fields[path] for group in groups]
+            rows = [_rows_of(field.spec, array) for field in fields]
+            first = self._firsts(groups, fields, path, array)
+            for group, field, own in zip(groups, fields, rows, strict=True):
+                field.own = Pieces.whole(own)
+                episode = field.cuts.episode
+                field.at = self._placed(field.at - field.ends[episode] + first[group.episodes][episode])
+
+    def _firsts(self, groups: Sequence[EpisodeGroup], fields: Sequence[FieldRead], path: Path, array: Array) -> Ints:
+        """The first row of each episode, end to end."""
+        counts = np.zeros(sum(len(group.episodes) for group in groups), np.int64)
+        for group, field in zip(groups, fields, strict=True):
+            counts[group.episodes] = np.diff(field.ends)
+        if self._places is None and len(array) != counts.sum():
+            raise FieldError(
+                f"out[{show(path)!r}] has {len(array)} rows, the episodes have {int(counts.sum())}; give an array of "
+                "as many"
+            )
+        return np.cumsum(counts) - counts
+
+    def _placed(self, rows: Ints) -> Ints:
+        if self.starts is None or self._places is None:
+            return rows
+        run = group_of(self.starts, rows)
+        placed: Ints = self._places[run] + rows - self.starts[run]
+        return placed
 
 
 class Reader:
@@ -48,34 +96,35 @@ class Reader:
         return Reader(self.snapshot.as_written())
 
     def read(
-        self, spans: Spans, selection: Selection, tails: Tails | None = None, into: Destination | None = None
+        self, spans: Spans, selection: Selection, tails: LastChunks | None = None, into: Destination | None = None
     ) -> list[dict[str, Any]]:
         """A nested dict for each episode, fetched together.
 
-        tails: see `archive.read.chunks.filling`.  into: memory of the caller's, which what is returned shares.
+        tails: see `archive.read.chunks.fetch`.  into: memory of the caller's, which what is returned shares.
         """
-        return self._read([(spans, selection)], build.nests, tails, into)[0]
+        return self._read([(spans, selection)], _nests, tails, into)[0]
 
     def read_into(self, spans: Spans, selection: Selection, into: Destination) -> None:
         """Put fields of one row a step into memory of the caller's, wherever its rows are to go."""
         split = spans if into.starts is None else spans.split(into.starts)
-        self._read([(split, selection)], build.nothing, None, into)
+        self._read([(split, selection)], _nothing, None, into)
 
     def read_each(self, requests: Sequence[Request]) -> list[list[dict[str, Any]]]:
-        """As `read`, for several requests, fetched together: each chunk once."""
-        return self._read(requests, build.nests)
+        """Read several requests, fetched together: each chunk once."""
+        return self._read(requests, _nests)
 
     def read_stored(self, spans: Spans) -> list[dict[str, Array | Ragged]]:
         """The fields of each episode in their stored form, by name, fetched together: for writing them again.
 
         Without those that came after their steps, which are of steps wherever these lie.
         """
-        return self._filled([(spans, Selection())], self._plain(spans.rows), build.stored)[0]
+        segments = Segments(self.snapshot, np.unique(spans.rows))
+        return self._read([(spans, Selection())], _stored, segments=segments)[0]
 
     def plan(self, spans: Spans) -> ReadPlan:
-        """What reading all fields takes, metadata included; the same whatever was read before."""
+        """The requests that reading all fields takes, metadata included; the same whatever was read before."""
         segments = self.segments(spans.rows)
-        return filling.plan(self.shards, segments, _wants([plan(spans, Selection(), segments)], segments))
+        return fetch.plan(self.shards, segments, _wants([plan(spans, Selection(), segments)], segments))
 
     def sizes(self, spans: Spans, selection: Selection | None = None) -> Ints:
         """Bytes of the steps of each episode, uncompressed, in the fields selected; no data is read. Text counts as 8 a
@@ -108,37 +157,28 @@ class Reader:
         if not self.snapshot.later.head.late:
             found: list[str] = table["schema"].unique().to_pylist()
             return found
-        spans = Spans.of_each(rows, np.zeros(len(rows), np.int64), table["length"].to_numpy())
+        spans = Spans.of_each(rows, np.zeros(len(rows), np.int64), numbers(table["length"]))
         return list(dict.fromkeys(one.dumps() for one in self.shown(spans).schemas))
 
     def shown(self, spans: Spans) -> Shown:
-        """What fields these steps have."""
+        """The fields of these steps."""
         return shown(spans, self.segments(spans.rows))
 
-    def _plain(self, rows: Any) -> Segments:
-        return Segments(self.snapshot, np.unique(rows))
-
-    def _of(self, requests: Sequence[Request]) -> Segments:
-        return self.segments(np.concatenate([spans.rows for spans, _ in requests]))
-
     def _read(
-        self, requests: Sequence[Request], build: Build, tails: Tails | None = None, into: Destination | None = None
-    ) -> list[list[dict[str, Any]]]:
-        return self._filled(requests, self._of(requests), build, tails, into)
-
-    def _filled(
-        self, requests: Sequence[Request], segments: Segments, build: Build, tails: Tails | None = None,
-        into: Destination | None = None,
+        self, requests: Sequence[Request], build: Build, tails: LastChunks | None = None,
+        into: Destination | None = None, segments: Segments | None = None,
     ) -> list[list[dict[str, Any]]]:  # fmt: skip
+        if segments is None:
+            segments = self.segments(np.concatenate([spans.rows for spans, _ in requests]))
         groups = [plan(spans, selection, segments) for spans, selection in requests]
         if into is not None:
             into.take(groups[0])
         fields = [field for own in groups for group in own for field in group.fields.values()]
         if sum(field.most_bytes for field in fields) > _LARGE_BYTES:  # before memory is made for what no chunk holds
-            filling.plan(self.shards, segments, _wants(groups, segments))
+            fetch.plan(self.shards, segments, _wants(groups, segments))
         for field in fields:
             field.prepare()
-        filling.fill(self.shards, segments, _wants(groups, segments), tails)
+        fetch.fill(self.shards, segments, _wants(groups, segments), tails)
         try:
             return [build(own, selection) for own, (_, selection) in zip(groups, requests, strict=True)]
         except IntegrityError as e:
@@ -146,6 +186,90 @@ class Reader:
             raise type(e)(f"{e} (reading {episodes} episodes at {self.snapshot.storage.url})") from e
 
 
-def _wants(groups: Sequence[Sequence[Group]], segments: Segments) -> list[Want]:
+def _wants(groups: Sequence[Sequence[EpisodeGroup]], segments: Segments) -> list[Want]:
     every = (field for own in groups for group in own for field in group.fields.values())
     return [want for field in every for want in field.wants(segments.shard)]
+
+
+def _nests(groups: Sequence[EpisodeGroup], selection: Selection) -> list[dict[str, Any]]:
+    """The nested dict of each episode of a request; arrays may share memory with those of a few neighbours."""
+    out: list[dict[str, Any]] = [{} for _ in range(sum(len(group.episodes) for group in groups))]
+    for group in groups:
+        columns = {path: _column(path, group, selection) for path in group.paths}
+        columns |= {path_of(name): [selection.filled(name, n) for n in group.steps.tolist()] for name in group.absent}
+        made = unflatten_all(list(columns), list(columns.values()), len(group.episodes))
+        for number, nest in zip(group.episodes.tolist(), made, strict=True):
+            out[number] = nest
+    return out
+
+
+def _stored(groups: Sequence[EpisodeGroup], selection: Selection) -> list[dict[str, Array | Ragged]]:
+    """The fields of each episode of a request in their stored form, by name."""
+    out: list[dict[str, Array | Ragged]] = [{} for _ in range(sum(len(group.episodes) for group in groups))]
+    for group in groups:
+        for field in group.fields.values():
+            values = axis_of(field.spec).build(field.complete(), field.episodes, lambda rows: rows)
+            for number, value in zip(group.episodes.tolist(), values, strict=True):
+                out[number][field.spec.name] = value
+    return out
+
+
+def _nothing(groups: Sequence[EpisodeGroup], selection: Selection) -> list[Any]:
+    """Put all rows of a request into their place; there is no nest of them."""
+    for group in groups:
+        for field in group.fields.values():
+            field.complete()
+    return []
+
+
+def _column(path: Path, group: EpisodeGroup, selection: Selection) -> list[Any]:
+    """The value at a path of the nest of each episode."""
+    if path in group.fields:
+        return _values(group.fields[path], selection)
+    return [{} if group.nodes[path] == "dict" else None for _ in group.episodes]
+
+
+def _values(field: FieldRead, selection: Selection) -> list[Any]:
+    """A field of each episode, as it was given when it was written."""
+    spec, fetched = field.spec, field.complete()
+    convert = partial(dtypes.from_stored, logical=spec.dtype)
+    values = axis_of(spec).build(fetched, field.episodes, convert)
+    if spec.axis == "ragged":
+        return values if selection.ragged == "flat" else [value.split() for value in values]
+    if spec.dtype == "json":
+        return [[jsontree.loads(text) for text in value] for value in values]
+    return [value[-1:].reshape(spec.shape) for value in values] if spec.scalar else values
+
+
+def _array(leaf: Any, name: str) -> Array:
+    if is_tensor(leaf):
+        if leaf.device.type != "cpu" or not leaf.is_contiguous():
+            raise FieldError(
+                f"out[{name!r}] is not contiguous in the memory of the CPU; give such a tensor, and move it after"
+            )
+        leaf = dtypes.from_torch(leaf, where=f"out[{name!r}]")
+    if not isinstance(leaf, np.ndarray) or leaf.ndim == 0 or not leaf.flags.writeable:
+        raise FieldError(f"out[{name!r}] is no array that can be written to (or no tensor); give one of a row a step")
+    return leaf
+
+
+def _rows_of(spec: FieldSpec, array: Array) -> Array:
+    """The array as rows in stored form; FieldError if it is not what the field's rows are."""
+    name, dtype = show(spec.path), dtypes.to_numpy(spec.dtype)
+    if spec.axis == "ragged" or spec.scalar or dtype.kind in "OU":
+        raise FieldError(
+            f"out has an array for field {name!r}, which is not rows of numbers ({spec.dtype} on axis {spec.axis!r}); "
+            "leave it out of out=, and take it from what is returned"
+        )
+    if array.dtype != dtype or array.shape[1:] != spec.shape:
+        raise FieldError(
+            f"out[{name!r}] is {array.dtype}{list(array.shape[1:])}, the field {dtype}{list(spec.shape)}; give an "
+            "array of that dtype and shape"
+        )
+    rows = dtypes.as_stored(array, spec.dtype)
+    if rows is None:
+        raise FieldError(
+            f"field {name!r} of dtype {dtype} is stored in another order of bytes than it has in memory, or out is not "
+            "contiguous; leave it out of out="
+        )
+    return rows

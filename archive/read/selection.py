@@ -14,7 +14,7 @@ from archive.fields import NODES, Array, FieldSpec, Path, ShardSchema, dtypes
 
 @dataclass
 class Selection:
-    """Which fields to read, and what to do about those that an episode does not have.
+    """The fields to read, and what to do about those that an episode does not have.
 
     missing: "error", "skip", or a value to fill in.  ragged: "list" (one array a step) or "flat" (values, lengths).
     """
@@ -51,17 +51,22 @@ class Selection:
                 f"an episode has no field {names[0]!r} (it has: {', '.join(sorted(map(show, have))) or 'none'}); pass "
                 "missing='skip' to leave it out, or missing=VALUE to fill it in"
             )
-        return [] if isinstance(self.missing, str) and self.missing == "skip" else names
+        return [] if self.is_skip else names
 
     @property
     def is_error(self) -> bool:
-        """Whether a field that an episode lacks is an error."""
+        """True if a field that an episode lacks is an error."""
         return isinstance(self.missing, str) and self.missing == "error"
 
     @property
+    def is_skip(self) -> bool:
+        """True if an episode goes without a field that it lacks, even one that was asked for."""
+        return isinstance(self.missing, str) and self.missing == "skip"
+
+    @property
     def leaves_out(self) -> bool:
-        """Whether an episode goes without a field that some of its steps lack."""
-        return (isinstance(self.missing, str) and self.missing == "skip") or (self.is_error and self.names is None)
+        """True if an episode goes without a field that some of its steps lack."""
+        return self.is_skip or (self.is_error and self.names is None)
 
     def filled(self, name: str | Path, steps: int) -> Array:
         """The stand-in for an absent field: of the shape and dtype that other episodes of this read have."""
@@ -81,6 +86,11 @@ class Selection:
             raise FieldError(
                 f"missing={self.missing!r} cannot stand in for field {name!r}: {e}; give another value"
             ) from e
+
+
+def path_of(name: str | Path) -> Path:
+    """The keys of a field that was asked for by name."""
+    return tuple(name.split("/")) if isinstance(name, str) else tuple(name)
 
 
 def _key(name: str | Path) -> str | Path:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.arrays import Ints, sums
+from archive.arrays import Ints, numbers, sums
 from archive.fields import NODES, FieldSpec, ShardSchema, to_numpy
 from archive.read.selection import Selection
 from archive.read.spans import Spans
@@ -30,39 +30,43 @@ def of_spans(
     as its length is not known.
     """
     specs = [{s.name: s for s in selection.specs(one).values() if s.axis not in NODES} for one in schemas]
-    per_step = np.array([step_bytes(of.values()) for of in specs] or [0], np.float64)[code]
-    length = np.maximum(1, rows["length"].to_numpy())
-    share = np.where(rows["length"].to_numpy() > 0, (spans.hi - spans.lo) / length, 1.0)
+    per_step = np.array([_of_step(of.values()) for of in specs] or [0], np.float64)[code]
+    length = np.maximum(1, numbers(rows["length"]))
+    share = np.where(numbers(rows["length"]) > 0, (spans.hi - spans.lo) / length, 1.0)
     total = per_step * (spans.hi - spans.lo) + _extent_bytes(rows["extents"], code, specs) * share
     return sums(np.rint(total).astype(np.int64), spans.offsets)
 
 
-def step_bytes(specs: Iterable[FieldSpec]) -> int:
-    """Bytes of one step in the fields of one row a step, and in the lengths of ragged ones."""
-    return sum(8 if s.axis == "ragged" else _row_bytes(s) if s.axis == "step" else 0 for s in specs)
+def step_bytes(schemas: Iterable[ShardSchema], *selections: Selection) -> int:
+    """Bytes of one step in the fields of each selection together, those of one row a step and the lengths of ragged
+    ones; by the schema with most."""
+    return max((sum(_of_step(one.specs(schema).values()) for one in selections) for schema in schemas), default=0)
 
 
-def _row_bytes(spec: FieldSpec) -> int:
+def _of_step(specs: Iterable[FieldSpec]) -> int:
+    return sum(8 if s.axis == "ragged" else _of_row(s) if s.axis == "step" else 0 for s in specs)
+
+
+def _of_row(spec: FieldSpec) -> int:
     return int(to_numpy(spec.dtype).itemsize * prod(spec.shape))
 
 
 def _extent_bytes(extents: Any, code: Ints, specs: list[dict[str, FieldSpec]]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Of each segment in the fields whose number of rows is its own."""
+    """The bytes of each segment in the fields whose number of rows is its own."""
     import pyarrow.compute as pc
 
     listed = extents.combine_chunks()
     if not len(listed) or listed.null_count == len(listed):
         return np.zeros(len(listed))
-    segment = pc.list_parent_indices(listed).to_numpy()
+    segment = numbers(pc.list_parent_indices(listed))
     entries = listed.flatten()
     fields = entries.field("field").dictionary_encode()
-    sized = [[_extent_row_bytes(of.get(name)) for name in fields.dictionary.to_pylist()] for of in specs]
-    found = np.array(sized, np.float64)[code[segment], fields.indices.to_numpy()] * entries.field("rows").to_numpy()
+    sized = [
+        [_of_row(of[name]) if name in of and of[name].axis != "step" else 0 for name in fields.dictionary.to_pylist()]
+        for of in specs
+    ]
+    found = np.array(sized, np.float64)[code[segment], numbers(fields.indices)] * numbers(entries.field("rows"))
     return np.asarray(np.bincount(segment, found, minlength=len(listed)), np.float64)
-
-
-def _extent_row_bytes(spec: FieldSpec | None) -> int:
-    return 0 if spec is None or spec.axis == "step" else _row_bytes(spec)
 
 
 def runs(nbytes: Ints, max_bytes: int) -> Iterator[tuple[int, int]]:

@@ -1,14 +1,20 @@
-"""Pure, no I/O: which steps of which episodes somebody wants, as rows of the segments table."""
+"""Pure, no I/O: which steps of which episodes somebody wants, as rows of the segments table; and which fields these
+have, with those that came after them."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, group_of, spans, sums
-from archive.base import cached_property
-from archive.fields import Bools
+from archive.arrays import Ints, group_of, sums
+from archive.arrays import spans as spans_of
+from archive.base import CorruptManifestError, cached_property, escape_path, show
+from archive.fields import Array, Bools, FieldSpec, Path, ShardSchema, dtypes
+from archive.fields.axes import Cuts, Fetched, Located, StepAxis
+from archive.read.chunks import Segments
 
 
 class Spans:
@@ -35,7 +41,7 @@ class Spans:
 
     @property
     def episode(self) -> Ints:
-        """Of each span the number of its episode here."""
+        """The number of the episode here that each span is of."""
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
     def lengths(self) -> Ints:
@@ -44,7 +50,7 @@ class Spans:
 
     @cached_property
     def more(self) -> Bools:
-        """Of each span, whether fields of more rows than steps go on there: after the last step, and in the segments
+        """A mask of the spans in which fields of more rows than steps go on: after the last step, and in the segments
         that follow it; where no step is wanted, from where the steps were cut off."""
         at, episode = np.arange(len(self.rows)), self.episode
         last = self.offsets[:-1].copy()
@@ -58,14 +64,14 @@ class Spans:
         return more
 
     def pick(self, chosen: Ints) -> Spans:
-        """Those of the episodes of these numbers."""
+        """The spans of the episodes of these numbers."""
         counts = np.diff(self.offsets)[chosen]
-        index = spans(self.offsets[:-1][chosen], counts)
+        index = spans_of(self.offsets[:-1][chosen], counts)
         begun = None if self._begun is None else self._begun[index]
         return Spans(np.append(0, np.cumsum(counts)), self.rows[index], self.lo[index], self.hi[index], begun)
 
     def one(self, episode: int) -> Spans:
-        """Those of one episode."""
+        """The spans of one episode."""
         start, stop = self.offsets[episode : episode + 2].tolist()
         mine = slice(start, stop)
         begun = None if self._begun is None else self._begun[mine]
@@ -94,3 +100,121 @@ class Spans:
         added = np.bincount(self.episode[span], minlength=len(self))
         rows = np.append(self.rows, self.rows[span])[order]
         return Spans(self.offsets + np.append(0, np.cumsum(added)), rows, lo, hi)
+
+
+# -- fields of steps, some of which came after them --------------------------------------------------------------------
+
+
+class Shown(NamedTuple):
+    """Steps, cut so that all of a span have the same fields. code: of each span its schema's number in `schemas`, in
+    which late fields are like any. Spans without steps have schemas of their own.
+
+    own: the number among the segments' schemas of each before anything was added; late: of each its late fields, and
+    the number among the segments' schemas of what gives them.
+    """
+
+    spans: Spans
+    code: Ints
+    schemas: Sequence[ShardSchema]
+    own: Sequence[int]
+    late: Sequence[Mapping[Path, int]]
+
+    def source(self, path: Path, code: int) -> int:
+        """The number of the schema of the segments that have a field of steps of this code."""
+        return self.late[code].get(path, self.own[code])
+
+    def pick(self, episodes: Ints) -> Shown:
+        """That of the episodes of these numbers."""
+        counts = np.diff(self.spans.offsets)[episodes]
+        code = self.code[spans_of(self.spans.offsets[:-1][episodes], counts)]
+        return self._replace(spans=self.spans.pick(episodes), code=code)
+
+
+def shown(spans: Spans, segments: Segments) -> Shown:
+    """The fields that these steps have. Where none is late, the spans and schemas are as they were."""
+    place = segments.places(spans.rows)
+    if not segments.late:
+        count = len(segments.schemas)
+        return Shown(spans, segments.schema[place], segments.schemas, range(count), [{}] * count)
+    spans = spans.split(_borders(spans, place, segments))
+    place = segments.places(spans.rows)
+    kinds = [segments.schema[place], (spans.hi > spans.lo).astype(np.int64)]
+    kinds += [_kind(path, segments, place, spans) for path in segments.late]
+    each, code = np.unique(np.stack(kinds), axis=1, return_inverse=True)
+    late = [
+        {path: giver for path, giver in zip(segments.late, givers, strict=True) if giver >= 0}
+        for _, _, *givers in each.T.tolist()
+    ]
+    own = each[0].tolist()
+    schemas = [_merged(one, given, segments) for one, given in zip(own, late, strict=True)]
+    return Shown(spans, code.reshape(-1), schemas, own, late)
+
+
+def _borders(spans: Spans, place: Ints, segments: Segments) -> Ints:
+    """The steps, counted over all episodes, before which some field begins or ends."""
+    before = np.cumsum(spans.hi - spans.lo) - spans.hi
+    found = []
+    for cover in segments.late.values():
+        number, step = cover.borders(place, spans.lo, spans.hi)
+        found.append(before[number] + step)
+    return np.unique(np.concatenate(found))
+
+
+def _kind(path: Path, segments: Segments, place: Ints, spans: Spans) -> Ints:
+    """The schema of what gives a late field of each span; -1 where nothing does."""
+    other, _ = _at(path, segments, place, spans.lo, spans.hi)
+    return np.where(other >= 0, segments.schema[other], -1)
+
+
+def _at(path: Path, segments: Segments, place: Ints, lo: Ints, hi: Ints) -> tuple[Ints, Ints]:
+    """The segment with the late field of steps [lo, hi), -1 for none, and its first step there. No steps are where the
+    step before them is, if nothing is known of the one after."""
+    cover = segments.late[path]
+    other, step = cover.find(place, lo)
+    bare = np.flatnonzero((lo == hi) & (other < 0) & (lo > 0))
+    if len(bare):
+        other[bare], step[bare] = cover.find(place[bare], lo[bare] - 1)
+    return other, step
+
+
+def moved(path: Path, segments: Segments, place: Ints, lo: Ints, hi: Ints) -> tuple[Ints, Ints, Ints]:
+    """The segments that have a field of steps [lo, hi) of others, and where in them: the same where it is not late."""
+    if path not in segments.late:
+        return place, lo, hi
+    other, step = _at(path, segments, place, lo, hi)
+    late = other >= 0
+    return np.where(late, other, place), np.where(late, step, lo), np.where(late, step + hi - lo, hi)
+
+
+def _merged(own: int, given: Mapping[Path, int], segments: Segments) -> ShardSchema:
+    """A schema with fields of others, in the place of its own of these paths."""
+    schema = segments.schemas[own]
+    if not given:
+        return schema
+    specs = {spec.path: spec for spec in schema.fields}
+    specs |= {path: _spec(segments.schemas[giver], path) for path, giver in given.items()}
+    return replace(schema, fields=tuple(specs[path] for path in sorted(specs)))
+
+
+def _spec(schema: ShardSchema, path: Path) -> FieldSpec:
+    found = schema.by_name.get(escape_path(path))
+    if found is None or found.axis != "step" or found.next_of:
+        raise CorruptManifestError(
+            f"the late table gives field {show(path)!r} from a shard that has no such field of one row a step; run "
+            "`archive verify`"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class StandIn(StepAxis):
+    """Steps without a field, for which something stands in: `value` makes so many rows of it."""
+
+    value: Callable[[int], Array]
+
+    def locate(self, cuts: Cuts, schema: ShardSchema, known: Mapping[str, Array] | None = None) -> Located:
+        return Located(cuts.hi - cuts.lo, [])
+
+    def complete(self, fetched: Fetched) -> None:
+        rows = spans_of(fetched.at, fetched.located.rows)
+        fetched.rows[""].put(rows, dtypes.to_stored(self.value(len(rows)))[0])

@@ -19,7 +19,7 @@ from archive.arrays import Ints, Mask, spans
 from archive.base import ClosedError, UsageError, forking
 from archive.datasets import Padded, as_kind, feed_of, tensors
 from archive.fields import Ragged, mapped
-from archive.read import Episodes, Gather, IOStats
+from archive.read import Episodes, Gather, GatherStats
 from archive.sampling import units
 from archive.sampling.strategies import Draw, Prioritized, Strategy, Uniform, WithoutReplacement, as_numpy
 
@@ -217,7 +217,7 @@ class Sampler:
         return self._filling.join(timeout_s)
 
     @property
-    def io_stats(self) -> IOStats:
+    def io_stats(self) -> GatherStats:
         """Counts of the last batch, and of all together, with what was fetched in the background."""
         return self._gather.io_stats
 

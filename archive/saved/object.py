@@ -15,7 +15,7 @@ from archive.base import ByteRange, CorruptStateError, IntegrityError, MissingOb
 from archive.fields import dtypes
 from archive.fields.state import trees
 from archive.manifest import ArrayChunks, ShardIndex, tablefiles
-from archive.read import fetching
+from archive.read import members_of
 from archive.saved.index import (
     LEDGER,
     LEFT_OUT,
@@ -223,7 +223,7 @@ class Part(SavedObject[PartIndex]):
         reads = self.arrays_index.plan(runs)  # type: ignore[arg-type]
         try:
             blocks = self._get(reads.requests)
-            chunks = fetching.members(self.key, reads, blocks, lambda: "this rank's state")
+            chunks = members_of(self.key, reads, blocks, lambda: "this rank's state")
             view = ShardView(bytes(chunks.pop(_METADATA)))
             return {name: view.read_many(name, pairs, chunks) for name, pairs in wanted.items()}
         except IntegrityError as e:

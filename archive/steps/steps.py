@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, run_starts, spans
+from archive.arrays import Ints, numbers, run_starts, spans
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -213,11 +213,11 @@ def _numbers(columns: Sequence[pa.ChunkedArray]) -> Ints:
     import pyarrow as pa
 
     if pa.types.is_integer(columns[0].type):
-        return np.concatenate([column.to_numpy() for column in columns])
+        return np.concatenate([numbers(column) for column in columns])
     plain = [column if pa.types.is_dictionary(column.type) else column.dictionary_encode() for column in columns]
     joined = pa.chunked_array([chunk for column in plain for chunk in column.chunks], plain[0].type)
     chunks = joined.unify_dictionaries().chunks
-    return np.concatenate([np.zeros(0, np.int64), *(chunk.indices.fill_null(-1).to_numpy() for chunk in chunks)])
+    return np.concatenate([np.zeros(0, np.int64), *(numbers(chunk.indices, -1) for chunk in chunks)])
 
 
 def places(wanted: Ints, among: Ints) -> Ints:

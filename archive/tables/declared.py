@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
+from archive.arrays import numbers
 from archive.steps import Steps, row_codes
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def _mixed(table: pa.Table) -> bool:
 def _twice(table: pa.Table) -> bool:
     """True if a step is in two live runs."""
     (stream,) = row_codes(table.select(LIVE_STREAM))
-    runs = Steps(stream, table["lo"].to_numpy(), table["hi"].to_numpy()).placed
+    runs = Steps(stream, numbers(table["lo"]), numbers(table["hi"])).placed
     return bool(runs.length.sum() != runs.union().length.sum())
 
 
@@ -117,13 +118,13 @@ def _unfit(table: pa.Table) -> bool:
     """True if weights are of other steps than those of their segment."""
     import pyarrow.compute as pc
 
-    runs, length = table["weights"].combine_chunks(), table["length"].to_numpy()
+    runs, length = table["weights"].combine_chunks(), numbers(table["length"])
     steps = pc.struct_field(pc.list_flatten(runs), "steps")
     if steps.null_count or pc.any(pc.or_(pc.less(steps, 1), pc.greater(steps, MOST))).as_py():
         return True
     told = np.zeros(len(length), np.int64)
-    np.add.at(told, pc.list_parent_indices(runs).to_numpy(), steps.to_numpy())
-    return bool((runs.is_valid().to_numpy(zero_copy_only=False) & (told != length)).any())
+    np.add.at(told, numbers(pc.list_parent_indices(runs)), numbers(steps))
+    return bool((numbers(runs.is_valid()) & (told != length)).any())
 
 
 _ENDS = Rule(("lo", "hi"), "a hi that cannot be", _turned)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.arrays import Ints, Mask
+from archive.arrays import Ints, Mask, numbers, texts
 from archive.base import CorruptManifestError
 from archive.steps import Steps, places, row_codes
 from archive.tables.declared import ADDRESS, EPISODE, FOLLOWING, LIVE_STREAM, STREAM, STRETCH, TABLES
@@ -173,8 +173,8 @@ def among(column: Any, values: Any) -> Mask:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    known = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else pa.array(sorted(values), pa.string())
-    found: Mask = np.asarray(pc.is_in(column.cast(pa.string()), value_set=known, skip_nulls=True), bool)
+    known = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else texts(sorted(values))
+    found: Mask = numbers(pc.is_in(column.cast(pa.string()), value_set=known, skip_nulls=True))
     return found
 
 
@@ -196,7 +196,7 @@ def coded(column: pa.ChunkedArray) -> tuple[list[str], Ints]:
     import pyarrow as pa
 
     found = column.cast(pa.string()).combine_chunks().dictionary_encode()
-    return found.dictionary.to_pylist(), found.indices.to_numpy().astype(np.int64)
+    return found.dictionary.to_pylist(), numbers(found.indices).astype(np.int64)
 
 
 def objects_of(rows: pa.Table) -> set[str]:
@@ -213,7 +213,7 @@ def segments_of(said: pa.Table, segments: pa.Table) -> Ints:
     """The row of the segments table that each row of another one names; -1 where there is none. Both have ADDRESS."""
     named, there = row_codes(said.select(ADDRESS), segments.select(ADDRESS))
     found = places(named, there)
-    found[said["sequence"].to_numpy() < 0] = -1  # of pieces that a compaction cut nothing is said
+    found[numbers(said["sequence"]) < 0] = -1  # of pieces that a compaction cut nothing is said
     return found
 
 
@@ -221,8 +221,8 @@ def overlaps(late: pa.Table, segments: pa.Table) -> Steps:
     """The steps of rows of one table that rows of the other have, in order of the first; both have STRETCH. The stream
     is the row of the other one; late: the row of the first, step: which step of it comes first."""
     stream, of_row = row_codes(late.select(STREAM), segments.select(STREAM))
-    position, length = (late[name].to_numpy() for name in ("position", "length"))
-    begins, counts = (segments[name].to_numpy() for name in ("position", "length"))
+    position, length = (numbers(late[name]) for name in ("position", "length"))
+    begins, counts = (numbers(segments[name]) for name in ("position", "length"))
     met = Steps(stream, position, position + length).meet(Steps(of_row, begins, begins + counts))
     before = begins[met.right]
     step = met.lo - position[met.left]
@@ -251,7 +251,7 @@ def _entries(table: pa.Table) -> tuple[Ints, pa.Table]:
         return np.arange(table.num_rows), table
     listed = table["fields"].combine_chunks()
     row = pc.list_parent_indices(listed)
-    return row.to_numpy().astype(np.int64), table.take(row).set_column(
+    return numbers(row).astype(np.int64), table.take(row).set_column(
         table.column_names.index("fields"), "fields", pc.list_flatten(listed)
     )
 
@@ -276,8 +276,8 @@ def locate(live: pa.Table, segments: pa.Table) -> Steps:
 
 def locate_some(live: pa.Table, segments: pa.Table) -> Steps:
     """The same of those live steps that these segments have."""
-    run_lo, run_hi, run_position = (live[n].to_numpy() for n in ("lo", "hi", "position"))
-    position, length = (segments[n].to_numpy() for n in ("position", "length"))
+    run_lo, run_hi, run_position = (numbers(live[n]) for n in ("lo", "hi", "position"))
+    position, length = (numbers(segments[n]) for n in ("position", "length"))
     runs, rows = _written(live, segments)
     met = runs.placed.meet(rows)  # an episode without steps stands at a position of its own
     row = rows["row"][met.right]
@@ -299,16 +299,16 @@ def _written(live: pa.Table, segments: pa.Table) -> tuple[Steps, Steps]:
     """The streams' steps that live runs have, and those that segments have: rows with steps, and episodes without; not
     the rows that only close an episode."""
     run, of_row = row_codes(live.select(LIVE_STREAM), segments.select(STREAM))
-    position, length = (segments[n].to_numpy() for n in ("position", "length"))
-    rows = np.flatnonzero((length > 0) | segments["shard"].is_valid().to_numpy())
+    position, length = (numbers(segments[n]) for n in ("position", "length"))
+    rows = np.flatnonzero((length > 0) | numbers(segments["shard"].is_valid()))
     held = Steps(of_row[rows], position[rows], (position + length)[rows], row=rows)
-    return Steps(run, live["lo"].to_numpy(), live["hi"].to_numpy()), held.placed
+    return Steps(run, numbers(live["lo"]), numbers(live["hi"])), held.placed
 
 
 def lacking(live: pa.Table, found: Steps) -> Ints:
     """The live runs of which not all steps, or some twice, were found."""
     absent = np.bincount(found["run"], minlength=live.num_rows) == 0
-    return np.flatnonzero((_steps(live, found) != live["hi"].to_numpy() - live["lo"].to_numpy()) | absent)
+    return np.flatnonzero((_steps(live, found) != numbers(live["hi"]) - numbers(live["lo"])) | absent)
 
 
 def _steps(live: pa.Table, found: Steps) -> Ints:

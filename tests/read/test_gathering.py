@@ -15,7 +15,7 @@ import archive
 import resharding
 from archive import Schema
 from archive.base.errors import CorruptChunkError, FieldError, MissingObjectError, UsageError
-from archive.read.gathering import Gather
+from archive.read.gather import Gather
 from tests.support.gathering import SCHEMA, check, made, steps_of
 
 LENGTHS = np.array([7, 1, 30, 12, 2, 25, 40, 3, 19, 60, 5, 8])

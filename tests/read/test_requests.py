@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -228,3 +230,18 @@ def test_increments_of_twenty_fields_are_stored_with_little_around_them(tmp_path
 
 def stored_bytes(root: Path) -> int:
     return sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+
+
+def test_reading_imports_nothing_that_it_does_not_need(tmp_path: Path) -> None:
+    with archive.create(str(tmp_path / "root")).writer() as w:
+        for i in range(9):
+            w.add_episode({"x": np.arange(3.0 + i)}, update_count=i, metadata={"i": i})
+    reading = """
+import sys, archive
+episodes = archive.open(sys.argv[1]).episodes
+assert len(episodes.read()) == len(list(episodes.stream())) == sum(len(ep.read()) for ep in episodes) == 9
+assert len(episodes.filter(update_count=(2, 5), complete=True).read()) == 3
+print([name for name in ("pandas", "zarr", "torch") if name in sys.modules])
+"""
+    command = [sys.executable, "-c", reading, str(tmp_path / "root")]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip() == "[]"

@@ -13,7 +13,8 @@ import pytest
 import archive
 import resharding
 from archive.base.errors import ArchiveError, UsageError
-from archive.read import ahead, sizes
+from archive.read import episode as one_episode
+from archive.read import sizes
 
 COUNT = 60
 
@@ -155,7 +156,7 @@ def test_a_fork_in_the_middle_reads_on(arc: archive.Archive) -> None:
 
 
 def test_what_is_held_ahead_is_bounded(arc: archive.Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "MAX_BYTES", 3000)
+    monkeypatch.setattr(one_episode, "AHEAD_BYTES", 3000)
     held = []
     for ep in arc.episodes:
         ep.read()

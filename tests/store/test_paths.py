@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import archive
 from archive import cli
 from archive.base.errors import UsageError
-from archive.read.chunks.chunkcache import DiskCache
+from archive.read.chunks.diskcache import DiskCache
 from archive.store import file_exists, read_file, write_file
 from archive.store.root import local_path, parse_root, split_file
 

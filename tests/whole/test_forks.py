@@ -23,7 +23,7 @@ import archive
 import resharding
 from archive.base import cached_property, forking
 from archive.checkpoint import requests
-from archive.read.chunks.chunkcache import DiskCache
+from archive.read.chunks.diskcache import DiskCache
 from tests.support.backends import make_backend
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

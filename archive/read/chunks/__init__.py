@@ -3,28 +3,27 @@ few requests, each chunk compared with its checksum and decoded once. A cache ma
 
 from __future__ import annotations
 
-from archive.read.chunks import fetching, filling
-from archive.read.chunks.chunkcache import DiskCache, as_disk_cache
-from archive.read.chunks.chunkreader import Counts
-from archive.read.chunks.chunkstore import ChunkStore
-from archive.read.chunks.filling import Tails
-from archive.read.chunks.latefields import LateFields
-from archive.read.chunks.placing import RowsWanted, Want
-from archive.read.chunks.segments import Segments
-from archive.read.chunks.shards import ReadPlan, Shards
+from archive.read.chunks import fetch
+from archive.read.chunks.chunkstore import ChunkStore, Counts
+from archive.read.chunks.diskcache import DiskCache, as_disk_cache
+from archive.read.chunks.fetch import LastChunks
+from archive.read.chunks.segments import LateFields, Segments
+from archive.read.chunks.shards import ReadPlan, Shards, indexes_of, members_of
+from archive.read.chunks.wants import RowsWanted, Want
 
 __all__ = [
     "ChunkStore",
     "Counts",
     "DiskCache",
+    "LastChunks",
     "LateFields",
     "ReadPlan",
     "RowsWanted",
     "Segments",
     "Shards",
-    "Tails",
     "Want",
     "as_disk_cache",
-    "fetching",
-    "filling",
+    "fetch",
+    "indexes_of",
+    "members_of",
 ]

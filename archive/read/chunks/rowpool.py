@@ -47,8 +47,9 @@ class RowPool:
         self._free = np.zeros(0, np.int64)
         self._pages = 0
         self._fresh = 0
-        self._tick = 0
+        self._batch = 0
         self._added = 0
+        self.complete = not shards  # all were added
 
     def resize(self, max_bytes: int) -> None:
         """Hold at most so many bytes from now on; what is held stays if the room grows,
@@ -87,11 +88,6 @@ class RowPool:
         """Mask of the shards that were added."""
         return self.first_chunk[shards] >= 0
 
-    @property
-    def complete(self) -> bool:
-        """Whether all shards were added."""
-        return self._added == len(self.first_chunk)
-
     def add_shard(self, shard: int, rows_per_chunk: int, chunks: int) -> None:
         """Make room for the numbers of its chunks; no data yet."""
         pages, first = self._chunk_pages(rows_per_chunk), self.chunks
@@ -108,6 +104,7 @@ class RowPool:
         self.rows_per_chunk[shard], self.first_chunk[shard] = rows_per_chunk, first
         self._stop_chunk[shard] = self.chunks
         self._added += 1
+        self.complete = self._added == len(self.first_chunk)
 
     def locate(self, shards: Ints, rows: Ints) -> tuple[Ints, Ints]:
         """Number of the chunk that each row of a shard lies in, and its row in it."""
@@ -120,13 +117,11 @@ class RowPool:
             )
         return chunk, row
 
-    def use(self) -> None:
-        """Begin a batch: what it finds and puts is not evicted during it."""
-        self._tick += 1
-
-    def find(self, chunk: Ints, row: Ints) -> Ints:
-        """Where the rows lie here, below 0 for those of chunks that are not here."""
-        self._used[chunk] = self._tick
+    def find(self, chunk: Ints, row: Ints, batch: int) -> Ints:
+        """The places of rows here, below 0 for those of chunks that are not here. What the batch of the newest number
+        finds and puts is not evicted."""
+        self._batch = batch
+        self._used[chunk] = batch
         places: Ints = self._page[self._first_page[chunk] + (row >> self._shift)]  # of a page that is not here: -1
         places <<= self._shift
         places += row & self._mask
@@ -152,7 +147,7 @@ class RowPool:
         self._copy(found, values)
         first = int(self._first_page[chunk])
         self._page[first : first + pages] = found
-        self._used[chunk], self.present[chunk] = self._tick, True
+        self._used[chunk], self.present[chunk] = self._batch, True
         return True
 
     def _copy(self, pages: Any, values: Array) -> None:
@@ -183,7 +178,7 @@ class RowPool:
 
     def _evict(self, pages: int) -> None:
         """The oldest chunks that this batch does not use, until so many pages are free."""
-        old = np.flatnonzero(self.present & (self._used < self._tick))
+        old = np.flatnonzero(self.present & (self._used < self._batch))
         old = old[np.argsort(self._used[old], kind="stable")]
         counts = -(-self.rows_per_chunk[self.shard_of[old]] // (1 << self._shift))
         rest = np.arange(self._fresh, self._pages, dtype=np.int64)

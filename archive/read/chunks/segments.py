@@ -1,6 +1,7 @@
 """Pure, no I/O: rows of the segments table as numbers: where their steps lie, and what fields they have.
 
-Rows of the late table that give fields of these steps are further segments, behind all others.
+Rows of the late table that give fields of these steps are further segments, behind all others. Of several of them that
+give the same field of the same step the last one counts; one that is dropped takes it away.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from archive.arrays import Ints, spans
-from archive.base import cached_property
+from archive.arrays import Ints, arrow, group_of, numbers, spans
+from archive.base import cached_property, unescape_path
 from archive.fields import Path, ShardSchema, schema
 from archive.fields.axes import Extent
 from archive.manifest import Snapshot, StoredFile
-from archive.read.chunks.latefields import Cover, LateFields
-from archive.tables import CHUNK_FILE
+from archive.steps import Steps
+from archive.tables import CHUNK_FILE, overlaps
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,6 +26,62 @@ if TYPE_CHECKING:
 _PLACE = ("shard", "start", "length", "schema")
 _NONE = np.zeros(0, np.int64)
 _parsed = lru_cache(maxsize=1024)(schema.loads)
+
+
+class LateFields:
+    """The late fields of all rows of a segments table: by path, where each lies."""
+
+    def __init__(self, table: pa.Table, segments: pa.Table) -> None:
+        """table: the rows of the late table; segments: STRETCH of the segments table."""
+        self.table = table
+        self.where = _found(table, overlaps(table, segments)) if table.num_rows else {}
+
+
+def _found(table: pa.Table, every: Steps) -> dict[Path, Steps]:
+    import pyarrow.compute as pc
+
+    listed = table["fields"].combine_chunks()
+    names = pc.list_flatten(listed).dictionary_encode()
+    owner = numbers(pc.list_parent_indices(listed))
+    dropped = numbers(table["dropped"])
+    out = {}
+    for code, name in enumerate(names.dictionary.to_pylist()):
+        has = np.zeros(table.num_rows, bool)
+        has[owner[numbers(names.indices) == code]] = True
+        top = every.pick(has[every["late"]]).topmost()
+        if len(left := np.flatnonzero(~dropped[top["late"]])):
+            out[unescape_path(name)] = top.pick(left)
+    return out
+
+
+class Cover:
+    """The places of one late field in some segments: steps [lo, hi) of each are those of another one from `step` on.
+
+    segment: numbers of segments, in order, with their steps in order; other: the segment that has the field.
+    """
+
+    def __init__(self, segment: Ints, lo: Ints, hi: Ints, other: Ints, step: Ints) -> None:
+        self._span = int(hi.max(initial=0)) + 2  # so that a step beyond all has a place
+        self._begin = segment * self._span + lo
+        self._end = segment * self._span + hi
+        self._other = other
+        self._shift = step - lo
+        self.edges = np.unique(np.append(self._begin, self._end))
+
+    def find(self, segment: Ints, step: Ints) -> tuple[Ints, Ints]:
+        """The segment that has the field of these steps, -1 where none has; and which step of it each is."""
+        key = segment * self._span + np.minimum(step, self._span - 1)
+        place = group_of(self._begin, key)
+        inside = (place >= 0) & (key < self._end[place])
+        return np.where(inside, self._other[place], -1), np.where(inside, step + self._shift[place], 0)
+
+    def borders(self, segment: Ints, lo: Ints, hi: Ints) -> tuple[Ints, Ints]:
+        """The steps within [lo[i], hi[i]) of segment[i] before which the field begins or ends: (i, step) of each."""
+        low, high = (segment * self._span + np.minimum(step, self._span - 1) for step in (lo, hi))
+        first = group_of(self.edges, low) + 1
+        counts = np.maximum(group_of(self.edges, high - 1) + 1 - first, 0)
+        number = np.repeat(np.arange(len(segment)), counts)
+        return number, self.edges[spans(first, counts)] - segment[number] * self._span
 
 
 class Segments:
@@ -42,8 +99,8 @@ class Segments:
         self.shards, self.shard = _coded(table["shard"])
         texts, self.schema = _coded(table["schema"])
         self.schemas: list[ShardSchema] = [_parsed(text) for text in texts]
-        self.start = table["start"].fill_null(0).to_numpy().astype(np.int64, copy=False)
-        self.length = table["length"].to_numpy().astype(np.int64, copy=False)
+        self.start = numbers(table["start"], 0).astype(np.int64, copy=False)
+        self.length = numbers(table["length"]).astype(np.int64, copy=False)
         if added is not None:
             self._add(added)
 
@@ -72,11 +129,11 @@ class Segments:
         self.schema = np.append(self.schema, code + len(self.schemas))
         self.shards = self.shards + shards
         self.schemas += [_parsed(text) for text in texts]
-        self.start = np.append(self.start, table["start"].to_numpy())
-        self.length = np.append(self.length, table["length"].to_numpy())
+        self.start = np.append(self.start, numbers(table["start"]))
+        self.length = np.append(self.length, numbers(table["length"]))
 
     def places(self, rows: Ints) -> Ints:
-        """Where rows of the table, all of which are here, stand among these."""
+        """The places among these of rows of the table, all of which are here."""
         found: Ints = np.searchsorted(self.rows, rows)
         return found
 
@@ -108,8 +165,8 @@ class Segments:
         entries = listed.flatten()
         fields = entries.field("field").dictionary_encode()
         names = {name: number for number, name in enumerate(fields.dictionary.to_pylist())}
-        start, rows = (entries.field(name).to_numpy().astype(np.int64) for name in ("start", "rows"))
-        return pc.list_parent_indices(listed).to_numpy(), fields.indices.to_numpy(), names, start, rows
+        start, rows = (numbers(entries.field(name)).astype(np.int64) for name in ("start", "rows"))
+        return numbers(pc.list_parent_indices(listed)), numbers(fields.indices), names, start, rows
 
     def episode_id(self, number: int) -> str:
         """The episode that a segment is of; of a further one, an episode with steps that it gives fields of."""
@@ -162,15 +219,14 @@ class _Owners(Mapping[str, str]):
 
 
 def _of_rows(given: Ints, rows: Ints) -> tuple[Ints, Ints]:
-    """Which entries of sorted numbers are among `rows`, sorted and each once; and the place there of each."""
+    """The entries of sorted numbers that are among `rows`, sorted and each once; and the place there of each."""
     first, last = (np.searchsorted(given, rows, side=side) for side in ("left", "right"))
     return spans(first, last - first), np.repeat(np.arange(len(rows)), last - first)
 
 
 def _taken(table: pa.Table, rows: Ints, names: Sequence[str]) -> pa.Table:
-    import pyarrow as pa
 
-    return table.select(list(names)).take(pa.array(rows))
+    return table.select(list(names)).take(arrow(rows))
 
 
 def _coded(column: pa.ChunkedArray) -> tuple[list[str], Ints]:
@@ -184,7 +240,7 @@ def _coded(column: pa.ChunkedArray) -> tuple[list[str], Ints]:
     if len(joined) == 1:  # by far the most frequent case of many small reads
         value = joined[0].as_py()
         return ([] if value is None else [value]), np.full(1, -1 if value is None else 0)
-    codes = joined.indices.fill_null(-1).to_numpy().astype(np.int64)
+    codes = numbers(joined.indices, -1).astype(np.int64)
     used, place = np.unique(codes, return_inverse=True)
     missing = int(len(used) > 0 and used[0] < 0)
-    return joined.dictionary.take(pa.array(used[missing:])).to_pylist(), place - missing
+    return joined.dictionary.take(arrow(used[missing:])).to_pylist(), place - missing

@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 
+from archive import tables
 from archive.arrays import Ints
 from archive.base import ArchiveError, CorruptChunkError, CorruptManifestError, StorageError
 from archive.fields import Array
-from archive.manifest import ShardIndex, ShardReads, Snapshot, chunkindex
-from archive.read.chunks import fetching, landing
-from archive.read.chunks.landing import Landed, Rooms
+from archive.manifest import METADATA, ShardIndex, ShardReads, Snapshot, StoredFile, chunkindex, tablefiles
 from archive.read.chunks.segments import Segments
-from archive.shard import ShardView
-from archive.store import Buffer, Filling, Roots
+from archive.shard import ShardView, inflate
+from archive.store import Buffer, Roots, join_key, split_key
 
 MAX_AHEAD_BYTES = 64 * 1024 * 1024
-MAX_FILLING_BYTES = 128 * 1024 * 1024  # under way to their places: 16 of the largest requests, where each waits 20 ms
 REMOTE_GAP_BYTES = 256 * 1024  # between chunks of a batch: these bytes come sooner than the answer to another request
 MAX_VIEWS = 1024  # shards whose metadata is kept
 Owners = Mapping[str, str]  # shard -> an episode that lies in it, for errors
+Owner = Callable[[], str]  # names what lies in a shard
 Chunks = Mapping[str, bytes | memoryview]  # member -> its bytes
-Decode = Callable[[int, Array | None], Array]
-
-
-def episode_in(owners: Owners, shard: str) -> str:
-    """What lies in a shard, as errors say it."""
-    return f"episode {owners[shard]!r}"
 
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """What a read takes: per shard its requests."""
+    """The requests of a read, by shard."""
 
     shards: Mapping[str, ShardReads]
 
@@ -51,13 +45,13 @@ class Shards:
     def __init__(self, snapshot: Snapshot) -> None:
         self.url = snapshot.storage.url
         self._full_url = snapshot.storage.full_url
-        self._roots = Roots(snapshot.storage, snapshot.commit.base_urls)
+        self.roots = Roots(snapshot.storage, snapshot.commit.base_urls)
         self._files: set[str] = set()
         self.indexes: dict[str, ShardIndex] = {}
         self.views: dict[str, ShardView] = {}
 
     def index(self, shard: str) -> ShardIndex:
-        """Where the chunks of a shard lie, once `load_indexes` has fetched it."""
+        """The places of the chunks of a shard, once `load_indexes` has fetched it."""
         if shard not in self.indexes:
             raise CorruptManifestError(
                 f"the segments table of {self.url} names shard {shard!r}, which the chunk table of "
@@ -69,7 +63,7 @@ class Shards:
         """Fetch the chunk tables that have these shards (by their numbers among the segments'), once each."""
         unknown = [n for n in shards if segments.shards[n] not in self.indexes]
         refs = [ref for ref in segments.chunk_tables(unknown) if ref.path not in self._files] if unknown else []
-        for path, found in fetching.indexes(self._roots, refs):
+        for path, found in indexes_of(self.roots, refs):
             self.indexes.update(found)
             self._files.add(path)
 
@@ -97,61 +91,43 @@ class Shards:
 
         At most `max_bytes` (and always one request) are fetched ahead.
         """
-        for shard, reads, blocks in self._blocks(plan, owners, max_bytes):
-            yield shard, reads, fetching.members(shard, reads, blocks, partial(episode_in, owners, shard))
+        for shard, reads, blocks in self.blocks(plan, owners, max_bytes):
+            yield shard, reads, members_of(shard, reads, blocks, partial(episode_in, owners, shard))
             del blocks  # so that the next shard is read into the same memory
 
-    def _blocks(self, plan: ReadPlan, owners: Owners, max_bytes: int) -> Iterator[tuple[str, ShardReads, list[Buffer]]]:
+    def blocks(
+        self, plan: ReadPlan, owners: Owners, max_bytes: int = MAX_AHEAD_BYTES
+    ) -> Iterator[tuple[str, ShardReads, list[Buffer]]]:
+        """The bytes of the requests of each shard, in order, fetched ahead."""
         requests = [r for reads in plan.shards.values() for r in reads.requests]
-        blocks = self._roots.iter_ranges(requests, max_bytes=max_bytes)
+        blocks = self.roots.iter_ranges(requests, max_bytes=max_bytes)
         for shard, reads in plan.shards.items():
-            try:
-                yield shard, reads, [next(blocks) for _ in reads.requests]
-            except StorageError as e:  # of any shard that is read ahead, so it is looked for by name
-                culprit = next((name for name in plan.shards if name in str(e)), shard)
-                raise self._unreadable(e, culprit, owners) from e
+            with self.blaming(plan.shards, owners, shard):
+                found = [next(blocks) for _ in reads.requests]
+            yield shard, reads, found
+            del found
 
-    def is_remote(self, names: Iterable[str]) -> bool:
-        """Whether these shards lie beyond a network."""
-        return self._roots.is_remote(names)
-
-    def fill(
-        self, fillings: Iterable[Filling], use: Callable[[int], None], names: Iterable[str], owners: Owners
-    ) -> None:
-        """Fill memory from shards of these names, and call `use` with the number of each filling that is done."""
+    @contextmanager
+    def blaming(self, names: Iterable[str], owners: Owners, shard: str | None = None) -> Iterator[None]:
+        """Have an error of the store say which of these shards cannot be read, and which episode lies there. It may be
+        of any that is read ahead, so it is looked for by name; `shard`: the one meant if it names none."""
         try:
-            self._roots.fill(fillings, use, max_bytes=MAX_FILLING_BYTES)
+            yield
         except StorageError as e:
-            culprit = next((name for name in names if name in str(e)), None)
+            culprit = next((name for name in names if name in str(e)), shard)
             if culprit is None:
                 raise
-            raise self._unreadable(e, culprit, owners) from e
-
-    def scatters(self, names: Iterable[str]) -> bool:
-        """Whether `landed` is to be had, of these shards."""
-        return self._roots.scatters(names)
-
-    def landed(
-        self, shard: str, reads: ShardReads, into: Mapping[str, Rooms], owners: Owners, cores: int | None
-    ) -> Landed:
-        """The members of a shard; those are in their place that have one. cores: how many share it, None for all."""
-        try:
-            return landing.read(self._roots, shard, reads, into, partial(episode_in, owners, shard), cores)
-        except StorageError as e:
-            raise self._unreadable(e, shard, owners) from e
-
-    def _unreadable(self, error: StorageError, shard: str, owners: Owners) -> StorageError:
-        return type(error)(
-            f"shard {shard} of the archive at {self.url}, where episode {owners[shard]!r} "
-            f"lies, cannot be read: {error}; run `archive verify`"
-        )
+            raise type(e)(
+                f"shard {culprit} of the archive at {self.url}, where episode {owners[culprit]!r} "
+                f"lies, cannot be read: {e}; run `archive verify`"
+            ) from e
 
     def stored_chunks(
         self, wanted: Mapping[str, Mapping[str, Ints]], owners: Owners, *, max_bytes: int = MAX_AHEAD_BYTES
     ) -> Iterator[tuple[str, ShardReads, dict[str, bytes | memoryview]]]:
         """These chunks of arrays of shards, by their numbers, without metadata; the shards' indexes must be loaded."""
         reads = {
-            shard: self.index(shard).plan_chunks(chunks, REMOTE_GAP_BYTES if self._roots.remote(shard) else None)
+            shard: self.index(shard).plan_chunks(chunks, REMOTE_GAP_BYTES if self.roots.remote(shard) else None)
             for shard, chunks in wanted.items()
         }
         yield from self.fetched(ReadPlan(reads), owners, max_bytes)
@@ -166,8 +142,9 @@ class Shards:
     def decoder(
         self, view: ShardView, shard: str, array: str, like: Array, ranges: Sequence[tuple[int, int]], chunks: Chunks,
         owners: Owners,
-    ) -> Decode:  # fmt: skip
-        """What gives the rows of each chunk, of the dtype and shape of `like`, that holds these ranges of rows."""
+    ) -> Callable[[int, Array | None], Array]:  # fmt: skip
+        """A function that gives the rows of each chunk, of the dtype and shape of `like`, that holds these ranges of
+        rows."""
         self.check(view, shard, array, like, ranges, owners)
         decode = view.decoder(array, ranges, chunks)
 
@@ -213,3 +190,42 @@ class Shards:
             f"array {array!r} of shard {self._full_url(shard)}, where episode {owners[shard]!r} "
             f"lies, cannot be decoded: {error}; the bytes are damaged, run `archive verify`"
         )
+
+
+def episode_in(owners: Owners, shard: str) -> str:
+    """The name that errors give to what lies in a shard."""
+    return f"episode {owners[shard]!r}"
+
+
+def members_of(shard: str, reads: ShardReads, blocks: Sequence[Buffer], owner: Owner) -> dict[str, bytes | memoryview]:
+    """Member -> its bytes. `owner` names what lies there, for the error."""
+    views = [memoryview(b) for b in blocks]
+    out: dict[str, bytes | memoryview] = {}
+    for piece in reads.pieces:
+        data = views[piece.request][piece.start : piece.start + piece.size]
+        out[piece.member] = checked(shard, piece, data, owner)
+    return out
+
+
+def checked(shard: str, piece: chunkindex.Piece, data: memoryview, owner: Owner) -> bytes | memoryview:
+    """The bytes of a member, if they are those that the chunk table means, else CorruptChunkError."""
+    if chunkindex.stored_checksum(data, piece) != piece.crc32c:
+        raise CorruptChunkError(
+            f"{shard} is damaged: {piece.member!r} (array {piece.array!r}, chunk {piece.chunk}), where {owner()} "
+            "lies, does not match its checksum; run `archive verify`"
+        )
+    return _plain(data) if piece.array == METADATA else data
+
+
+def indexes_of(roots: Roots, refs: Sequence[StoredFile]) -> Iterator[tuple[str, dict[str, ShardIndex]]]:
+    """The path of each chunk table and the shards in it, named as the archive's own tables name them."""
+    for data, ref in zip(tablefiles.fetch(roots, refs), refs, strict=True):
+        table = tables.loads(data, "chunks", where=roots.full_url(ref.path))
+        base = split_key(ref.path)[0]
+        named = {join_key(base, shard): index for shard, index in chunkindex.from_table(table).items()}
+        yield ref.path, {shard: replace(index, shard=shard) for shard, index in named.items()}
+
+
+def _plain(data: memoryview) -> bytes:
+    """A zarr.json, deflated in a packed shard and plain in a directory."""
+    return bytes(data) if data[0] == ord("{") else inflate(bytes(data))

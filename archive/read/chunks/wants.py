@@ -1,10 +1,9 @@
-"""Pure, no I/O: rows of stored arrays that are wanted, and putting them into memory out of decoded chunks."""
+"""Pure, no I/O: rows of stored arrays that are wanted, and where in memory those of each chunk go."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +11,7 @@ import numpy as np
 from archive.arrays import Ints, Pieces, spans
 from archive.fields import Array
 
-Call = Callable[[], None]
-Decode = Callable[[int, Array | None], Array]  # a chunk's number, memory for all of its rows -> its rows
+Decode = Callable[[int, Array | None], Array | None]  # a chunk's number, memory for all of its rows -> its rows
 MANY = 8  # runs of rows of one chunk, from which on short ones are copied together
 SHORT_BYTES = 4096
 
@@ -43,15 +41,26 @@ class Want(NamedTuple):
             start, stop, at = (column[order][own] for column in (self.start, self.stop, self.at))
             yield number, self._replace(shard=shard[order][own], start=start, stop=stop, at=at)
 
+    def single_rows(self) -> RowsWanted:
+        """The same row by row; all go to one piece of memory."""
+        (out,) = self.into.arrays
+        counts = self.stop - self.start
+        if (counts == 1).all():
+            return RowsWanted(self.array, self.like, self.shard, self.start, out, self.at)
+        shard, rows, at = np.repeat(self.shard, counts), spans(self.start, counts), spans(self.at, counts)
+        return RowsWanted(self.array, self.like, shard, rows, out, at)
+
 
 class RowsWanted(NamedTuple):
-    """Single rows of one stored array of shards (by number): row rows[i] of shard[i] goes to row i of `out`."""
+    """Single rows of one stored array of shards (by number): row rows[i] of shard[i] goes to row at[i] of `out`, to
+    row i without `at`."""
 
     array: str
     like: Array  # as of Want
     shard: Ints
     rows: Ints
     out: Array
+    at: Ints | None = None
 
 
 class ChunkRows(NamedTuple):
@@ -66,24 +75,25 @@ class ChunkRows(NamedTuple):
     rows: int
     number: int
 
-    def put(self, decode: Decode) -> None:
-        """Put the rows into memory, decoded straight into their place if they can be."""
+    def put(self, decode: Decode) -> bool:
+        """Put the rows into memory, decoded straight into their place if they can be; false where they are not."""
         target = self._target(0)
         direct = len(self.lo) == 1 and self.counts[0] == self.rows and target.flags.c_contiguous
         direct = direct and target.dtype != object
         values = decode(self.number, target if direct else None)
-        if direct and values is target:
-            return
+        if values is None or (direct and values is target):
+            return values is not None
         if len(self.lo) >= MANY and self.counts.sum() * values[0:1].nbytes < SHORT_BYTES * len(self.lo):
             for array, own in _of_each(self.piece):
                 to, lo, count = self.to[own], self.lo[own], self.counts[own]
                 self.arrays[array][spans(to, count)] = values[spans(lo, count)]
-            return
+            return True
         for i, (lo, count) in enumerate(zip(self.lo.tolist(), self.counts.tolist(), strict=True)):
             self._target(i)[...] = values[lo : lo + count]
+        return True
 
     def ranges(self) -> list[tuple[int, int]]:
-        """Which rows of the array they are."""
+        """The rows as ranges of the array."""
         first = self.number * self.rows
         return [(first + lo, first + lo + n) for lo, n in zip(self.lo.tolist(), self.counts.tolist(), strict=True)]
 
@@ -104,7 +114,7 @@ class ChunkRows(NamedTuple):
         return [*out, *unwanted((self.rows - at) * row_bytes)]
 
     def _is_scattered(self, row_bytes: int) -> bool:
-        """Whether there are many short runs, or some that overlap."""
+        """True if there are many short runs, or some that overlap."""
         short = bool(self.counts.sum() * row_bytes < SHORT_BYTES * len(self.lo))
         return short or bool((self.lo[1:] < self.lo[:-1] + self.counts[:-1]).any())
 
@@ -119,39 +129,17 @@ def unwanted(nbytes: int) -> list[memoryview]:
     return [memoryview(bytearray(nbytes))] if nbytes else []
 
 
-def chunk_rows(wants: Sequence[Want], rows: int) -> list[list[ChunkRows]]:
-    """Where rows of one array of a shard go, whose chunks have so many rows: of each want, chunk by chunk."""
-    return [list(_chunk_rows(want, rows)) for want in wants]
-
-
-def calls(found: Sequence[Sequence[ChunkRows]], decode: Decode) -> list[Call]:
-    """Calls that put rows of one array of a shard into memory, in any order or at once.
-    Each chunk is decoded once, straight into its place if it can be."""
+def put(found: Sequence[ChunkRows], decode: Decode) -> bool:
+    """Put rows of one chunk, of a want each, into memory; false where it is not decoded. It is decoded once, straight
+    into its place if it can be."""
     if len(found) == 1:
-        return [partial(one.put, decode) for one in found[0]]
-    remembered = _remembered(decode)  # a chunk of several wants
-    return [partial(_put_all, [one for of in found for one in of], remembered)]
+        return found[0].put(decode)
+    values = decode(found[0].number, None)
+    return values is not None and all(one.put(lambda number, out: values) for one in found)
 
 
-def _put_all(found: Sequence[ChunkRows], decode: Decode) -> None:
-    for one in found:
-        one.put(decode)
-
-
-def _remembered(decode: Decode) -> Decode:
-    """Decodes each chunk once, in memory of its own."""
-    found: dict[int, Array] = {}
-
-    def decoded(number: int, out: Array | None) -> Array:
-        if number not in found:
-            found[number] = decode(number, None)
-        return found[number]
-
-    return decoded
-
-
-def _chunk_rows(want: Want, rows: int) -> Iterator[ChunkRows]:
-    """One for each chunk."""
+def chunk_rows(want: Want, rows: int) -> Iterator[ChunkRows]:
+    """The rows of an array of a shard and where they go, chunk by chunk, each of so many rows."""
     start, stop, at, piece = _joined(want)
     arrays, first, last = want.into.arrays, start // rows, (stop - 1) // rows
     if len(start) == 1 and first[0] == last[0]:
@@ -184,7 +172,7 @@ def _joined(want: Want) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 def _of_each(numbers: Ints) -> Iterator[tuple[int, Any]]:
-    """Each number and where it stands, of numbers of which equal ones stand together."""
+    """The distinct numbers and where each stands, of numbers of which equal ones stand together."""
     heads = np.flatnonzero(np.append(True, numbers[1:] != numbers[:-1]))
     ends = np.append(heads[1:], len(numbers))
     for a, b in zip(heads.tolist(), ends.tolist(), strict=True):

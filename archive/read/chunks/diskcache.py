@@ -2,7 +2,8 @@
 
 Chunks never change, so an entry is right or it is not there: it is written beside its place and renamed, and its length
 and checksums are compared when it is read back. What was used longest ago leaves first. The folder is its owner's
-alone; nothing in it that is not an entry is read, followed or removed.
+alone: it has the mode 0700 and a file 0600, whatever the umask. Nothing in it that is not an entry is read, followed or
+removed, and no symbolic link below it, be it one that somebody planted.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from archive.base import StorageError, UsageError, in_child
-from archive.read.chunks import private
+from archive.base import AccessDeniedError, StorageError, UsageError, in_child
 from archive.shard import Buffer, checksum
 from archive.store import local_path
 
@@ -36,6 +36,13 @@ _ABANDONED_S = 3600.0
 _COUNT = ".bytes"
 _FOLDER = re.compile(r"[0-9a-f]{2}")
 _ENTRY = re.compile(r"[0-9a-f]{38}|\.[0-9a-f]+\.tmp")
+_OF_OTHERS = 0o077
+_WRITTEN_BY_OTHERS = 0o022
+_LINK_IS_NO_FILE = getattr(os, "O_NOFOLLOW", 0)
+_PLAIN_FILE = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+_READ = os.O_RDONLY | _LINK_IS_NO_FILE | getattr(os, "O_NONBLOCK", 0) | _PLAIN_FILE  # nor waits for who fills a pipe
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _LINK_IS_NO_FILE | _PLAIN_FILE
+_SHARE = os.O_RDWR | os.O_CREAT | _LINK_IS_NO_FILE | _PLAIN_FILE
 _open: set[int] = set()  # descriptors that may hold a lock
 
 
@@ -73,13 +80,13 @@ class DiskCache:
             ) from e
 
     def _make(self) -> None:
-        private.make_folder(self.folder, "the disk cache", known_by=_COUNT)
+        _make_folder(self.folder)
 
     def get(self, name: str, size: int, crc32c: int) -> bytes | None:
         """The chunk of this name, size and own checksum; None if it is not here. What is damaged is removed."""
         path = self._path(name, size, crc32c)
         try:
-            with private.reading(path) as descriptor:
+            with _reading(path) as descriptor:
                 data = _content(descriptor, size)
                 if len(data) == size and _sound(data, crc32c):
                     _mark(descriptor)
@@ -102,7 +109,7 @@ class DiskCache:
             self._make_subfolder(path.parent)
             with self._locked() as count:
                 self._reserve(count, size)
-                private.write_new(temporary, data)
+                _write_new(temporary, data)
                 temporary.replace(path)
         except OSError as e:
             _remove(temporary)
@@ -113,10 +120,10 @@ class DiskCache:
 
     def _make_subfolder(self, folder: Path) -> None:
         try:
-            private.make_subfolder(folder)
+            _make_subfolder(folder)
         except FileNotFoundError:  # somebody has removed all of it
             self._make()
-            private.make_subfolder(folder)
+            _make_subfolder(folder)
 
     def _path(self, name: str, size: int, crc32c: int) -> Path:
         digest = hashlib.sha256(f"{name}:{size}:{crc32c}".encode()).hexdigest()
@@ -146,7 +153,7 @@ class DiskCache:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
         """The file that counts the bytes, for one process at a time."""
-        descriptor = private.open_shared(self.folder / _COUNT)
+        descriptor = _open_shared(self.folder / _COUNT)
         _open.add(descriptor)
         try:
             if fcntl is not None:
@@ -185,7 +192,7 @@ def as_disk_cache(given: Any) -> DiskCache | None:
 
 
 def _is_ours(entry: os.DirEntry[str]) -> bool:
-    """Whether it has a name that entries and temporaries have: what else is in the folder is not the cache's."""
+    """True if it has a name that entries and temporaries have: what else is in the folder is not the cache's."""
     return bool(_ENTRY.fullmatch(entry.name)) and not entry.is_dir(follow_symlinks=False)
 
 
@@ -197,7 +204,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _content(descriptor: int, size: int) -> bytes:
-    """What a file holds, but no more than shows that it has more than `size` bytes."""
+    """The content of a file, but no more than shows that it has more than `size` bytes."""
     with os.fdopen(descriptor, "rb", closefd=False) as file:
         return file.read(size + 1)
 
@@ -210,7 +217,7 @@ def _mark(descriptor: int) -> None:
 
 
 def _sound(data: bytes, crc32c: int) -> bool:
-    """Whether a chunk ends in its own checksum, and that is the one meant."""
+    """True if a chunk ends in its own checksum, and that is the one meant."""
     return (
         int.from_bytes(data[-_CHECKSUM_BYTES:], "little") == crc32c
         and checksum(memoryview(data)[:-_CHECKSUM_BYTES]) == crc32c
@@ -227,3 +234,79 @@ def _read_count(descriptor: int) -> int | None:
 def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink()
+
+
+# -- files and folders of this machine for their owner's eyes ----------------------------------------------------------
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a private folder, or make one private that is empty or a cache's.
+
+    AccessDeniedError for one that is not this user's, or in which others may write.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _make(folder)
+    for status in (folder.lstat(), folder.stat()):  # of a link, and of where it leads
+        if _is_of_another(status):
+            raise AccessDeniedError(
+                f"the disk cache at {folder} belongs to another user, who could read it or put something else there; "
+                "give a folder of your own"
+            )
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    if mode & _OF_OTHERS and ((folder / _COUNT).is_file() or not any(folder.iterdir())):
+        folder.chmod(0o700)
+    elif mode & _WRITTEN_BY_OTHERS and os.name != "nt":
+        raise AccessDeniedError(
+            f"the disk cache at {folder} would lie where other users may write: give a folder of its own, or take that "
+            f"right from them (chmod 700 {folder})"
+        )
+
+
+def _make_subfolder(folder: Path) -> None:
+    """Make a private folder in one; NotADirectoryError for a symbolic link."""
+    _make(folder)
+    if not stat.S_ISDIR(folder.lstat().st_mode):
+        raise NotADirectoryError(f"{folder} is no folder")
+
+
+def _make(folder: Path) -> None:
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(0o700)
+        folder.chmod(0o700)  # a umask can take rights from its owner, too
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[int]:
+    """The descriptor of a plain file in a folder that is no link; OSError for anything else."""
+    if not stat.S_ISDIR(path.parent.lstat().st_mode):
+        raise NotADirectoryError(f"{path.parent} is no folder")
+    descriptor = os.open(path, _READ)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{path} is no plain file")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _write_new(path: Path, data: bytes | bytearray | memoryview) -> None:
+    """Make a private file; FileExistsError where there is anything of that name, a link too."""
+    with os.fdopen(os.open(path, _CREATE, 0o600), "wb") as file:
+        _set_mode(file.fileno())
+        file.write(data)
+
+
+def _open_shared(path: Path) -> int:
+    """A descriptor of a private file that several processes read and write, made where it is not there."""
+    descriptor = os.open(path, _SHARE, 0o600)
+    _set_mode(descriptor)
+    return descriptor
+
+
+def _set_mode(descriptor: int) -> None:
+    if hasattr(os, "fchmod"):
+        os.fchmod(descriptor, 0o600)
+
+
+def _is_of_another(status: os.stat_result) -> bool:
+    return hasattr(os, "geteuid") and status.st_uid != os.geteuid()

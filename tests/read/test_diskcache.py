@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from archive.base.errors import AccessDeniedError, StorageError, UsageError
-from archive.read.chunks.chunkcache import DiskCache
-from archive.read.gathering import Gather
+from archive.read.chunks.diskcache import DiskCache
+from archive.read.gather import Gather
 from archive.shard.packing import checksum
 from tests.support.gathering import check, made
 from tests.support.places import ROOT
@@ -151,10 +151,10 @@ def test_threads_stay_below_the_bound(tmp_path: Path) -> None:
 
 READ = """
 import sys, numpy as np, archive
-from archive.read.chunks.chunkcache import DiskCache
-from archive.read.gathering import Gather
+from archive.read.chunks.diskcache import DiskCache
+from archive.read.gather import Gather
 from tests.support.gathering import check
-from tests.read.test_chunkcache import Path, size_of
+from tests.read.test_diskcache import Path, size_of
 lengths = np.array([50, 40, 60])
 episodes = archive.open(sys.argv[1]).episodes
 rng = np.random.default_rng(int(sys.argv[3]))
