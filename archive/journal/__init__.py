@@ -7,7 +7,7 @@ from archive.journal import tails
 from archive.journal.durable import Durable
 from archive.journal.keeping import Journal, seconds
 from archive.journal.objects import JournalObjects
-from archive.journal.recovering import recover, tell_left
+from archive.journal.recovery import recover, tell_left
 from archive.journal.tails import Tails
 
 __all__ = [

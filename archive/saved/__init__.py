@@ -4,6 +4,7 @@ which is whole, or a tick of a journal, which has what is new."""
 from __future__ import annotations
 
 from archive.saved.delta import Delta, counted
+from archive.saved.fold import FOLDED, Before, Fold, Saved
 from archive.saved.index import (
     UNCONSUMED,
     AttributeRef,
@@ -19,14 +20,18 @@ from archive.saved.object import Part, RankRows, TickObject, Values, next_sequen
 from archive.saved.part import Request, SavedColumns, keeps_rows, name_taken, rows_of, stage
 
 __all__ = [
+    "FOLDED",
     "UNCONSUMED",
     "AttributeRef",
+    "Before",
     "ColumnRef",
     "Delta",
+    "Fold",
     "Part",
     "PartIndex",
     "RankRows",
     "Request",
+    "Saved",
     "SavedColumns",
     "StateRef",
     "Stretch",

@@ -297,30 +297,30 @@ def test_what_a_zombie_writes_after_the_next_session_began_is_never_seen() -> No
 def test_another_session_that_was_opened_meanwhile_ends_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from archive.journal import recovering
+    from archive.journal import recovery
 
     arc = crashed()
     before = arc.checkpoints.latest
-    staged = recovering._staged
+    staged = recovery._staged
 
     def late(*arguments: Any) -> Any:
         archive.open(arc.url).writer(resume=before).close()
         return staged(*arguments)
 
-    monkeypatch.setattr(recovering, "_staged", late)
+    monkeypatch.setattr(recovery, "_staged", late)
     assert arc.recover().number == before.number
     assert "was not recovered" in caplog.text
     assert len(archive.open(arc.url).checkpoints) == 1
 
 
 def test_a_checkpoint_that_was_committed_meanwhile_is_the_new_base(monkeypatch: pytest.MonkeyPatch) -> None:
-    from archive.journal import recovering
+    from archive.journal import recovery
 
     arc = fresh()
     w = arc.writer(journal_s=NEVER_S)
     w.add_episode(episode(2), episode_id="a")
     w.sync()
-    staged, done = recovering._staged, []
+    staged, done = recovery._staged, []
 
     def late(*arguments: Any) -> Any:
         if not done:
@@ -329,7 +329,7 @@ def test_a_checkpoint_that_was_committed_meanwhile_is_the_new_base(monkeypatch: 
             w.sync()
         return staged(*arguments)
 
-    monkeypatch.setattr(recovering, "_staged", late)
+    monkeypatch.setattr(recovery, "_staged", late)
     made = archive.open(arc.url).recover()
     die(w)
     assert made.name.startswith("step-9+tail-")

@@ -1,0 +1,379 @@
+"""A checkpoint made of the newest one and of what ranks have journaled since, on behalf of ranks that died.
+
+It is one commit of their session, as if all of them had made a checkpoint after their last whole tick. It fences nobody
+off: as long as no other session of the run is opened, what a rank writes beyond can still be committed.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from archive import tables
+from archive.base import SupersededError, at_once, logger
+from archive.checkpoint import Checkpoint, Joint, checkpoint_at, commit_recovered
+from archive.journal import tails
+from archive.journal.tails import RankTail
+from archive.ledger import taken_back
+from archive.manifest import (
+    ByWriter,
+    Commit,
+    CommitLog,
+    Later,
+    Lineage,
+    Mark,
+    Place,
+    Recovered,
+    RunEntry,
+    Snapshot,
+    Tail,
+    chains,
+)
+from archive.observe import operation
+from archive.saved import (
+    FOLDED,
+    UNCONSUMED,
+    Before,
+    Delta,
+    Fold,
+    Part,
+    Request,
+    Saved,
+    SavedColumns,
+    StateRef,
+    Stretch,
+    stage,
+)
+from archive.store import Storage
+from archive.tables import NO_ENV, among
+from archive.write import Column, Written
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+AT_ONCE = 16
+PROBED = 4  # ranks at most that are looked at where nothing is recovered
+MARK = "+tail-"  # in the name of a recovered checkpoint, after that of the one it was made of
+_WHERE = ("buffer", "session", "rank", "env_id", "position", "length")
+_CHAINED = tuple(dict.fromkeys((*_WHERE, "shard", *chains.COLUMNS, *chains.DETAIL)))
+
+
+class _MovedError(Exception):
+    """Somebody committed a checkpoint of this session meanwhile."""
+
+
+def recover(log: CommitLog, run: str) -> Commit | None:
+    """Commit a checkpoint with all that the newest session of a run has journaled beyond its newest one; of a newest
+    one without buffers with those of the one before.
+
+    None if there is nothing, or if another session of the run was opened meanwhile, which is logged. Whoever does it
+    first has done it for all.
+    """
+    while True:
+        head = log.catch_up()
+        entry = head.runs.get(run)
+        if entry is None:
+            return None
+        found = tails.read(log.storage, head, run)
+        base = Base.of(log.storage, head, entry, found) if _has_more(entry, found) else None
+        if base is None or (base.held is None and not any(one.objects for one in found.values())):
+            _tell_damage(run, found)
+            return None
+        with operation("recover", run=run, session=entry.session):
+            try:
+                return _committed(log, head, run, base, found)
+            except _MovedError:
+                continue
+            except SupersededError as e:
+                logger.warning("the journal of run %r was not recovered: %s", run, e)
+                return None
+
+
+def _has_more(entry: RunEntry, found: Mapping[int, RankTail]) -> bool:
+    """Whether a session journaled something, or made its newest checkpoint without its buffers."""
+    newest = entry.latest
+    light = newest is not None and newest.session == entry.session and newest != entry.latest_replay
+    return light or any(one.objects for one in found.values())
+
+
+def _committed(log: CommitLog, head: Commit, run: str, base: Base, found: Mapping[int, RankTail]) -> Commit:
+    entry = head.runs[run]
+    fold = _folded(Snapshot(log.storage, head), entry, base, found)
+    place = Place(0, fold.world_size, run, entry.session)
+    name, ranks = _name(base), range(fold.world_size)
+    parts = at_once(partial(_staged, log, place, name, base, fold, found), ranks, AT_ONCE)
+    taken = {r: Tail(one.next, one.objects, one.steps, one.episodes, one.ended) for r, one in found.items()}
+    about = Recovered(base.commit, base.name, {rank: base.trained(rank) for rank in ranks}, taken)
+    made = commit_recovered(log, Joint(place, name, base.ordinal), parts, about, partial(_check_same, run, entry))
+    _tell(run, made, found, fold)
+    return made
+
+
+def _name(base: Base) -> str:
+    """A new one: "step-1000+tail-1a2b3c4d", or "tail-1a2b3c4d" where there was nothing before."""
+    recovered = base.about is not None and base.about.record.recovered is not None
+    stem = base.name.partition(MARK)[0] if recovered else base.name
+    stem = "" if recovered and stem.startswith(MARK[1:]) else stem
+    return f"{stem}{MARK if stem else MARK[1:]}{secrets.token_hex(4)}"
+
+
+def _check_same(run: str, entry: RunEntry, parent: Commit) -> None:
+    """What the tails were added to must still be the newest."""
+    now = parent.runs[run]
+    if now.journal != entry.journal or _commits(now) != _commits(entry):
+        raise _MovedError
+
+
+def _commits(entry: RunEntry) -> list[int | None]:
+    """The commits of its newest checkpoints; where they are read has nothing to say."""
+    return [None if mark is None else mark.commit for mark in (entry.latest, entry.latest_replay)]
+
+
+def _staged(
+    log: CommitLog, place: Place, name: str, base: Base, fold: Fold, found: Mapping[int, RankTail], rank: int
+) -> Part:
+    """Write one rank's part."""
+    tail = found.get(rank)
+    held = Delta() if tail is None else tail.held
+    about = base.about
+    request = Request(
+        name=name, step=0 if about is None else about.step, ordinal=base.ordinal, save_replay=True,
+        progress=base.progress(rank) if held.progress is None else held.progress, unconsumed=base.unconsumed(rank),
+        metrics={} if about is None else about.record.metrics, config=None, folder="", resumed_from=base.resumed_from,
+        committed=max(base.committed(rank), held.sequence or 0), journal=None if tail is None else tail.next,
+        lineage=Lineage() if about is None else about.record.lineage, seen=log.head.sighting,
+    )  # fmt: skip
+    rows = held.rows
+    written = Written(rows.segments, rows.chunks, 0, rows.ledger if rows.ledger.num_rows else None)
+    mine = Place(rank, place.world_size, place.run, place.session)
+    return stage(log.storage, mine, request, fold.cuts(rank), [written], SavedColumns(), base.states(rank))
+
+
+# -- what a recovery begins with ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Base:
+    """The checkpoints that a recovery goes on from: the newest of the session, or the one from which it went on.
+
+    held: the one whose live steps its ranks held when the tails began: the session's own newest that has its buffers,
+    or (own is False) the one that it resumed from.  about: the newest of all these, with or without buffers, which says
+    how far training had got. None: there is none.  ordinal: of the session's own newest one; 0 if it has none.
+    """
+
+    session: str
+    held: Checkpoint | None
+    own: bool
+    about: Checkpoint | None
+    resumed_from: int | None
+    ordinal: int
+
+    @classmethod
+    def of(cls, storage: Storage, head: Commit, entry: RunEntry, found: Mapping[int, RankTail]) -> Self:
+        """Of a run whose tails were read."""
+
+        def at(mark: Mark) -> Checkpoint:
+            return checkpoint_at(storage, head, mark.commit, mark.manifest, Later(storage, head))
+
+        replay, newest = (
+            at(mark) if mark is not None and mark.session == entry.session else None
+            for mark in (entry.latest_replay, entry.latest)
+        )
+        if replay is not None and newest is not None and replay.number == newest.number:
+            newest = replay  # what was read of it is read once
+        ordinal = 0 if newest is None else newest.record.ordinal
+        said = next((n for one in found.values() if (n := one.held.resumed_from) is not None), None)
+        resumed = entry.resumed_from.commit if said is None and entry.resumed_from is not None else said
+        if replay is not None:
+            return cls(entry.session, replay, True, newest or replay, resumed, ordinal)
+        origin = None if resumed is None else checkpoint_at(storage, head, resumed, None, Later(storage, head))
+        held = origin if origin is not None and origin.replay_saved else None
+        return cls(entry.session, held, False, newest or origin, resumed, ordinal)
+
+    @property
+    def own_newest(self) -> Checkpoint | None:
+        """The session's own newest, with or without buffers; None if it has none."""
+        return self.about if self.about is not None and self.about.session == self.session else None
+
+    @property
+    def name(self) -> str:
+        """The name of the newest one; empty if there is none."""
+        return "" if self.about is None else self.about.name
+
+    @property
+    def commit(self) -> int | None:
+        """Its commit."""
+        return None if self.about is None else self.about.number
+
+    def progress(self, rank: int) -> str | None:
+        """The run's counters, of the newest one."""
+        part = _part(self.about, rank)
+        return None if part is None else part.index.progress
+
+    def unconsumed(self, rank: int) -> str | None:
+        """What a rank had drawn and not trained on."""
+        part = _part(self.about, rank)
+        return part.files([UNCONSUMED])[0].decode() if part is not None and part.has(UNCONSUMED) else None
+
+    @property
+    def sequences(self) -> Mapping[int, int]:
+        """Rank -> the session's rows below this number are in `held`."""
+        return self.held.record.sequences if self.own and self.held is not None else {}
+
+    def committed(self, rank: int) -> int:
+        """The session's rows of a rank below this number are in it, or in the newest one without buffers."""
+        newest = self.own_newest
+        return max(self.sequences.get(rank, 0), 0 if newest is None else newest.record.sequences.get(rank, 0))
+
+    def trained(self, rank: int) -> int:
+        """Of the session's ledger rows "trained" of a rank those below this number are known to its weights."""
+        about = self.own_newest
+        if about is None:
+            return 0
+        known = about.record.sequences if about.record.recovered is None else about.record.recovered.trained
+        return known.get(rank, 0)
+
+    def states(self, rank: int) -> dict[str, StateRef]:
+        """A rank's states, where they lie."""
+        out: dict[str, StateRef] = {}
+        for part in (_part(self.held, rank), _part(self.about, rank)):
+            for buffer, ref in {} if part is None else part.index.states.items():
+                own = part is not None and ref.object is None
+                out[buffer] = replace(ref, object=part.key, nonce=part.index.nonce) if own and part else ref
+        return out
+
+    @property
+    def before(self) -> Before:
+        """As a fold begins with it. What the session held beside its own newest one stays beside the recovery: who goes
+        on may save it again."""
+        held = self.held
+        if held is None:
+            return Before()
+        parts = {rank: held.staged(rank) for rank in held.ranks}
+        left_out = tables.concat("live", [part.left_out() for part in parts.values()]) if self.own else None
+        return Before(
+            self.own, held.world_size, held.live, left_out, {rank: part.index for rank, part in parts.items()},
+            self.sequences, partial(_values, held),
+        )  # fmt: skip
+
+
+def _part(checkpoint: Checkpoint | None, rank: int) -> Part | None:
+    """A rank's part of a checkpoint, if it is in it."""
+    return checkpoint.staged(rank) if checkpoint is not None and rank in checkpoint.ranks else None
+
+
+def _values(held: Checkpoint, rank: int, buffer: str) -> Saved:
+    """What a checkpoint has of a rank's buffer: its columns in stored form, and its attributes."""
+    refs = held.staged(rank).index.columns.get(buffer, {})
+    columns = {
+        name: Column(held.file(ref).rows({ref.array: [(0, ref.rows)]})[ref.array][0], ref.dtype)
+        for name, ref in refs.items()
+    }
+    return columns, held.attributes(rank, buffer)
+
+
+# -- what is live ------------------------------------------------------------------------------------------------------
+
+
+def _folded(snapshot: Snapshot, entry: RunEntry, base: Base, found: Mapping[int, RankTail]) -> Fold:
+    """What the ranks held when their tails ended. Live steps are found by the rows of the segments table that are
+    committed, and those to come."""
+    known = [one.world_size for one in (base.held, base.own_newest) if one is not None]
+    world_size = max([1 + max(entry.journal or {0: 0}), *known])
+    deltas = {rank: tail.held for rank, tail in found.items()}
+    segments = _with_fresh(snapshot, entry, found, FOLDED)
+    return Fold(entry.session, world_size, base.before, deltas, segments, _spared(snapshot, entry, base, found))
+
+
+def _fresh_rows(kind: str, entry: RunEntry, found: Mapping[int, RankTail]) -> pa.Table:
+    """The rows of a table that are in the tails, and in no commit."""
+    import pyarrow.compute as pc
+
+    parts = ((rank, tail.held.table(kind)) for rank, tail in found.items())
+    return tables.concat(
+        kind, [rows.filter(pc.greater_equal(rows["sequence"], entry.sequences.get(rank, 0))) for rank, rows in parts]
+    )
+
+
+def _with_fresh(
+    snapshot: Snapshot, entry: RunEntry, found: Mapping[int, RankTail], columns: tuple[str, ...]
+) -> pa.Table:  # fmt: skip
+    """The segments table, and after it the rows of the tails, as a commit after this one brings them."""
+    import pyarrow as pa
+
+    fresh = tables.set_column(_fresh_rows("segments", entry, found), "commit", snapshot.commit.number + 1)
+    return pa.concat_tables([snapshot.columns(columns), fresh.select(columns)]).unify_dictionaries()
+
+
+def _spared(
+    snapshot: Snapshot, entry: RunEntry, base: Base, found: Mapping[int, RankTail]
+) -> dict[str, list[Stretch]]:  # fmt: skip
+    """Buffer -> steps that a recovery keeps although they were removed, for their training is taken back with the
+    weights: those of the newest revision of each such episode, as the session sees it.
+
+    What was trained on after a checkpoint counts as not trained on, for its weights do not know of it; so the removal
+    of its episodes does not count either. Of env rows they are gone: a ring has used their places again.
+    """
+    import pyarrow.compute as pc
+
+    if not any(tail.held.gone for tail in found.values()):
+        return {}
+    known = {rank: base.trained(rank) for rank in found}
+    waiting = taken_back(snapshot.storage, snapshot.commit, entry.session, known, _fresh_rows("ledger", entry, found))
+    if not waiting:
+        return {}
+    every = _with_fresh(snapshot, entry, found, _CHAINED)
+    rows = every.filter(among(every["episode_id"], waiting))
+    sight = snapshot.branches.sight(entry.session)
+    chained = chains.resolve(rows, lambda: rows, None, lambda part, _: ByWriter(part).seen(sight))
+    out: dict[str, list[Stretch]] = {}
+    current = rows.take(np.sort(chained.rows))
+    for row in current.filter(pc.is_valid(current["shard"])).select(_WHERE).to_pylist():
+        if row["env_id"] == NO_ENV:
+            span = row["position"], row["position"] + max(1, row["length"])
+            out.setdefault(row["buffer"], []).append((row["session"], row["rank"], NO_ENV, *span))
+    return out
+
+
+# -- what is said of it ------------------------------------------------------------------------------------------------
+
+
+def _tell(run: str, made: Commit, found: Mapping[int, RankTail], fold: Fold) -> None:
+    for one in found.values():
+        logger.info(
+            "run %r: took %d objects of the journal of rank %d, with %d steps of %d episodes, up to number %d: %s",
+            run, one.objects, one.rank, one.steps, one.episodes, one.next, one.why,
+        )  # fmt: skip
+    _tell_damage(run, found)
+    for (rank, buffer, name), count in fold.lacking.items():
+        logger.warning(
+            "column %r of buffer %r, rank %d: %d steps were journaled without a value; they have NaN, or 0, there",
+            name, buffer, rank, count,
+        )  # fmt: skip
+    name = "" if made.checkpoint is None else made.checkpoint.name
+    logger.info("run %r: checkpoint %r, commit %d, has what was journaled", run, name, made.number)
+
+
+def tell_left(storage: Storage, run: str, entry: RunEntry) -> None:
+    """Log that a run's newest session has journaled what nothing goes on from; some of its ranks are looked at."""
+    ranks = tails.beyond(storage, entry, most_ranks=PROBED)
+    if ranks:
+        logger.warning(
+            "run %r: session %r has journaled beyond its newest checkpoint (rank %s), which the session that begins "
+            "now leaves behind; to have it, resume from arc.recover(%r)",
+            run, entry.session, ", ".join(map(str, ranks)), run,
+        )  # fmt: skip
+
+
+def _tell_damage(run: str, found: Mapping[int, RankTail]) -> None:
+    for one in found.values():
+        if one.ended == tails.DAMAGED:
+            logger.warning(
+                "run %r: the journal of rank %d ends before number %d: %s; what was journaled from there on is lost",
+                run, one.rank, one.next, one.why,
+            )  # fmt: skip
