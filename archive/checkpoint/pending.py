@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from archive.base import Counts, DeadlineError, Losses, RanksMissingError, UsageError, logger, ranks
 from archive.checkpoint.checkpoints import Checkpoint
 from archive.checkpoint.progressbar import Progress
-from archive.saved import Part, Request, SavedColumns
+from archive.saved import Part, Request
 from archive.write import Work
 
 
@@ -62,7 +62,6 @@ class Pending:
         self.in_shutdown = False  # asked for when the process was told to end
         self._waiting_for: tuple[int, ...] = ()
         self.staged: dict[int, Part] = {}  # parts that are known, its own for one; until it is committed
-        self.columns = SavedColumns()  # what the next one may refer to, once this is committed
         self.losses: list[tuple[Losses, Counts]] = []  # what its `discarded` says
         self._seen = False
         self._pid = os.getpid()

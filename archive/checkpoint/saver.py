@@ -6,8 +6,7 @@ import atexit
 import contextvars
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +19,7 @@ from archive.checkpoint.pending import Attempt, Pending
 from archive.checkpoint.progressbar import Progress, on_terminal
 from archive.manifest import CheckpointRecord, Commit, CommitLog, Place
 from archive.observe import add, operation
-from archive.saved import Request, SavedColumns, keeps_rows, name_taken, stage
+from archive.saved import PartIndex, Request, keeps_rows, name_taken, stage
 from archive.store import Storage
 from archive.write import Cut, Work, Written
 
@@ -44,7 +43,8 @@ class Saver:
         self._then_failed: BaseException | None = None
         self._thread = thread_pool(1, "archive-checkpoint")
         self._pending: Pending | None = None
-        self._columns = SavedColumns()
+        self._earlier: PartIndex | None = None  # this rank's part of the last committed checkpoint with buffers
+        self._gone: Callable[[Collection[str]], Collection[str]] = lambda keys: ()  # which of its objects are gone
         self._names: set[str] = set()  # of what was staged: none twice, also where it was pruned since
         self._ordinal = 0
         self.durable: int | None = None
@@ -147,10 +147,11 @@ class Saver:
             if name in self._names:
                 key = layout.state_key(self._place.session, name, self._place.rank)
                 raise name_taken(self._storage, key)
-            part = stage(self._storage, self._place, pending.request, cuts, written, self._columns)
+            part = stage(
+                self._storage, self._place, pending.request, cuts, written, earlier=self._earlier, gone=self._gone
+            )
             self._names.add(name)
             pending.staged = {self._place.rank: part}
-            pending.columns = SavedColumns.of(part.index)
         return sum(w.stored_bytes for w in written)
 
     def _finish(self, pending: Pending, timeout_s: float) -> Checkpoint:
@@ -161,12 +162,13 @@ class Saver:
                 made = commit_present(self._log, joint, pending.staged)
             else:
                 made = self._join(pending, joint, timeout_s)
-        pending.staged = {}
         if request.save_replay:
             for losses, counts in pending.losses:
                 losses.reported(counts)
-            self._columns = replace(pending.columns, gone=partial(self._log.gone, since=made.number))
+            self._earlier = pending.staged[self._place.rank].index
+            self._gone = partial(self._log.gone, since=made.number)
             self.durable = request.step
+        pending.staged = {}
         self._committed(made, pending.kept)
         checkpoint = Checkpoint(self._storage, made)
         _log_left_out(checkpoint.record)

@@ -44,7 +44,6 @@ from archive.saved import (
     Part,
     Request,
     Saved,
-    SavedColumns,
     StateRef,
     Stretch,
     stage,
@@ -151,7 +150,7 @@ def _staged(
     rows = held.rows
     written = Written(rows.segments, rows.chunks, 0, rows.ledger if rows.ledger.num_rows else None)
     mine = Place(rank, place.world_size, place.run, place.session)
-    return stage(log.storage, mine, request, fold.cuts(rank), [written], SavedColumns(), base.states(rank))
+    return stage(log.storage, mine, request, fold.cuts(rank), [written], states=base.states(rank))
 
 
 # -- what a recovery begins with ---------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from archive.saved.index import (
     load,
 )
 from archive.saved.object import Part, RankRows, TickObject, Values, next_sequence, pack
-from archive.saved.part import Request, SavedColumns, keeps_rows, name_taken, rows_of, stage
+from archive.saved.part import Request, keeps_rows, name_taken, rows_of, stage
 
 __all__ = [
     "FOLDED",
@@ -32,7 +32,6 @@ __all__ = [
     "RankRows",
     "Request",
     "Saved",
-    "SavedColumns",
     "StateRef",
     "Stretch",
     "TickColumn",

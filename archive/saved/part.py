@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from archive.store import Storage
 from archive.write import Column, Cut, Written, column_path, digest
 
 Array = np.ndarray[Any, Any]
+Gone = Callable[[Collection[str]], Collection[str]]
 COLUMN_CHUNK_BYTES = 1024 * 1024
 
 
@@ -44,44 +45,54 @@ class Request:
     seen: Sighting | None = None  # the newest commit that the writer knows
 
 
-@dataclass(frozen=True)
-class SavedColumns:
-    """Columns and attributes of the last committed checkpoint, by array or member: to refer to when unchanged.
+class _PartDraft:
+    """A part that is being made. Columns and attributes that are as they were in an earlier part are referred to; the
+    rest is collected in `arrays` and `files`."""
 
-    gone: gives which of some objects were forgotten or pruned since that was committed.
-    """
-
-    columns: Mapping[str, ColumnRef] = field(default_factory=dict)
-    attributes: Mapping[str, AttributeRef] = field(default_factory=dict)
-    gone: Callable[[Collection[str]], Collection[str]] = lambda keys: ()
-
-    @classmethod
-    def of(cls, index: PartIndex) -> SavedColumns:
-        """Those of a staged object."""
-        return cls(
-            {one.array: one for of in index.columns.values() for one in of.values()},
-            {one.member: one for of in index.attributes.values() for one in of.values()},
-        )
-
-
-@dataclass(frozen=True)
-class Here:
-    """The object that is being staged, and what was staged before; `arrays` collects what is to lie in it."""
-
-    key: str
-    nonce: str
-    saved: SavedColumns
-    arrays: dict[str, Array] = field(default_factory=dict)
+    def __init__(self, key: str, earlier: PartIndex | None, gone: Gone) -> None:
+        self.key, self.nonce = key, secrets.token_hex(8)
+        self.arrays: dict[str, Array] = {}
+        self.files: list[Member] = []
+        self._earlier = earlier
+        self._find_gone = gone
 
     @cached_property
     def _gone(self) -> Collection[str]:
-        """The objects of what was staged before that were let go of; asked once something is unchanged."""
-        refs: list[ColumnRef | AttributeRef] = [*self.saved.columns.values(), *self.saved.attributes.values()]
-        return self.saved.gone({ref.object for ref in refs})
+        """The earlier part's objects that were let go of; asked once something is unchanged."""
+        return () if self._earlier is None else self._find_gone(self._earlier.objects)
 
-    def same(self, earlier: ColumnRef | AttributeRef, mark: str) -> bool:
-        """Whether an earlier one has the same values, and can be referred to."""
-        return earlier.digest == mark and earlier.object not in self._gone
+    def _is_same(self, ref: ColumnRef | AttributeRef | None, mark: str) -> bool:
+        """True if an earlier one has the same values, and can be referred to."""
+        return ref is not None and ref.digest == mark and ref.object not in self._gone
+
+    def column(self, buffer: str, name: str, column: Column) -> ColumnRef:
+        """Where a column lies, here or in an earlier object."""
+        ref = None if self._earlier is None else self._earlier.columns.get(buffer, {}).get(name)
+        if ref is not None and self._is_same(ref, column.digest):
+            return ref
+        path = column_path(buffer, name)
+        self.arrays[path] = column.array
+        rows, *shape = column.array.shape
+        return ColumnRef(path, rows, column.dtype, tuple(shape), column.digest, self.key, self.nonce)
+
+    def attribute(self, buffer: str, name: str, text: str) -> AttributeRef:
+        """Where an attribute lies, here or in an earlier object."""
+        mark = digest(np.frombuffer(text.encode(), np.uint8))
+        ref = None if self._earlier is None else self._earlier.attributes.get(buffer, {}).get(name)
+        if ref is not None and self._is_same(ref, mark):
+            return ref
+        member = f"attributes/{escape(buffer)}/{escape(name)}.json"
+        self.files.append(file_member(member, text.encode()))
+        return AttributeRef(member, mark, self.key, self.nonce)
+
+    def state(self, buffer: str, state: tuple[dict[str, Any], dict[str, Array]]) -> StateRef:
+        """Where a tree of state lies, here."""
+        skeleton, values = state
+        prefix = f"state/{escape(buffer)}/"
+        placed = {prefix + key: array.reshape(1) if array.ndim == 0 else array for key, array in values.items()}
+        self.arrays.update(placed)
+        scalars = tuple(key for key, array in values.items() if array.ndim == 0)
+        return StateRef(skeleton, prefix, {path: len(array) for path, array in placed.items()}, scalars)
 
 
 def stage(
@@ -90,41 +101,44 @@ def stage(
     request: Request,
     cuts: Sequence[Cut],
     written: Sequence[Written],
-    saved: SavedColumns,
+    *,
+    earlier: PartIndex | None = None,
+    gone: Gone = lambda keys: (),
     states: Mapping[str, StateRef] | None = None,
 ) -> Part:
-    """Write this rank's staged object, create-only. CheckpointError if its name is taken.
+    """Write a rank's part of a checkpoint, create-only. CheckpointError if its name is taken.
 
-    states: those that lie in the objects of an earlier checkpoint.
+    earlier: its part of the last committed checkpoint, whose columns and attributes are referred to where they are
+    unchanged; gone: gives which of some objects were forgotten or pruned since that was committed.  states: those that
+    lie in the objects of an earlier checkpoint.
     """
-    here = Here(layout.state_key(place.session, request.name, place.rank), secrets.token_hex(8), saved)
+    draft = _PartDraft(layout.state_key(place.session, request.name, place.rank), earlier, gone)
     cuts = cuts if request.save_replay else [_without_replay(c) for c in cuts]
     rows = rows_of(written if keeps_rows(request, written) else [])
     live = tables.concat("live", [c.live for c in cuts])
     left_out = tables.concat("live", [c.left_out for c in cuts if len(c.left.env)])
     index = PartIndex(
         rank=place.rank, world_size=place.world_size, run=place.run, session=place.session, name=request.name,
-        step=request.step, ordinal=request.ordinal, nonce=here.nonce, replay_saved=request.save_replay,
+        step=request.step, ordinal=request.ordinal, nonce=draft.nonce, replay_saved=request.save_replay,
         partial=request.partial, known_at=request.known_at, resumed_from=request.resumed_from,
         sequence=max(request.committed, rows.next_sequence), journal=_journal(request, written),
         seen=request.seen, metrics=request.metrics,
         lineage=request.lineage or Lineage(git_revision(request.folder), request.config), progress=request.progress,
-        columns={c.name: {n: _column(c.name, n, column, here) for n, column in c.columns.items()} for c in cuts},
-        attributes={c.name: {n: _attribute(c.name, n, text, here) for n, text in c.attributes.items()} for c in cuts},
-        states={**(states or {}), **{c.name: _state(c.name, c.state, here) for c in cuts if c.state is not None}},
+        columns={c.name: {n: draft.column(c.name, n, column) for n, column in c.columns.items()} for c in cuts},
+        attributes={c.name: {n: draft.attribute(c.name, n, text) for n, text in c.attributes.items()} for c in cuts},
+        states={**(states or {}), **{c.name: draft.state(c.name, c.state) for c in cuts if c.state is not None}},
         rows=PartRows(*(table.num_rows for table in (*rows, left_out))), buffers={c.name: _buffer(c) for c in cuts},
     )  # fmt: skip
     held = {"segments": rows.segments, "chunks": rows.chunks, "live": live}
     some = {"ledger": rows.ledger, "left_out": left_out}
-    members = [
-        *_text_members(index, cuts, request.unconsumed, here),
-        *groups.encode(here.arrays, attributes={}, chunk_bytes=COLUMN_CHUNK_BYTES),
-    ]
+    if request.unconsumed is not None:
+        draft.files.append(file_member(UNCONSUMED, request.unconsumed.encode()))
+    members = [*draft.files, *groups.encode(draft.arrays, attributes={}, chunk_bytes=COLUMN_CHUNK_BYTES)]
     try:
         buffers, _ = pack(index, held | {name: table for name, table in some.items() if table.num_rows}, members)
-        storage.create_once(here.key, buffers)
+        storage.create_once(draft.key, buffers)
     except AlreadyExistsError as e:
-        raise name_taken(storage, here.key) from e
+        raise name_taken(storage, draft.key) from e
     return Part.written(storage, index, rows, live)
 
 
@@ -166,42 +180,3 @@ def _without_replay(cut: Cut) -> Cut:
 def _buffer(cut: Cut) -> PartBuffer:
     discarded = {reason: Discarded(counts["episodes"], counts["steps"]) for reason, counts in cut.discarded.items()}
     return PartBuffer(cut.steps, cut.episodes, discarded, cut.next_positions, cut.open_episodes)
-
-
-def _column(buffer: str, name: str, column: Column, here: Here) -> ColumnRef:
-    path = column_path(buffer, name)
-    earlier = here.saved.columns.get(path)
-    if earlier is not None and here.same(earlier, column.digest):
-        return earlier
-    here.arrays[path] = column.array
-    rows, *shape = column.array.shape
-    return ColumnRef(path, rows, column.dtype, tuple(shape), column.digest, here.key, here.nonce)
-
-
-def _attribute(buffer: str, name: str, text: str, here: Here) -> AttributeRef:
-    member = f"attributes/{escape(buffer)}/{escape(name)}.json"
-    mark = digest(np.frombuffer(text.encode(), np.uint8))
-    earlier = here.saved.attributes.get(member)
-    if earlier is not None and here.same(earlier, mark):
-        return earlier
-    return AttributeRef(member, mark, here.key, here.nonce)
-
-
-def _text_members(index: PartIndex, cuts: Sequence[Cut], unconsumed: str | None, here: Here) -> list[Member]:
-    """Attributes that lie in this object, and what was drawn and not trained on."""
-    out = [
-        file_member(one.member, cut.attributes[name].encode())
-        for cut in cuts
-        for name, one in index.attributes[cut.name].items()
-        if one.object == here.key
-    ]
-    return out if unconsumed is None else [*out, file_member(UNCONSUMED, unconsumed.encode())]
-
-
-def _state(buffer: str, state: tuple[dict[str, Any], dict[str, Array]], here: Here) -> StateRef:
-    skeleton, values = state
-    prefix = f"state/{escape(buffer)}/"
-    placed = {prefix + key: array.reshape(1) if array.ndim == 0 else array for key, array in values.items()}
-    here.arrays.update(placed)
-    scalars = tuple(key for key, array in values.items() if array.ndim == 0)
-    return StateRef(skeleton, prefix, {path: len(array) for path, array in placed.items()}, scalars)
