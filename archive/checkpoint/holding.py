@@ -38,7 +38,7 @@ class Holding:
         at = np.cumsum(taken) - taken
         pieces = Steps(found.rows, found.lo, found.hi, follows=("position",), run=place, position=at)
         env: Ints = np.full(len(place), NO_ENV, np.int64)
-        source = _Segments(self.episodes.episode_index, self.episodes.reader.snapshot, found.rows)
+        source = _HeldSegments(self.episodes.episode_index, self.episodes.reader.snapshot, found.rows)
         held = take_over(source, pieces, env, at, {NO_ENV: int(taken.sum())}, {})
         return Resume(
             self.rank, self.world_size, self.run, {self.buffer: held}, self.episodes.reader.snapshot.commit.number
@@ -46,7 +46,7 @@ class Holding:
 
 
 @dataclass(frozen=True)
-class _Segments:
+class _HeldSegments:
     """Rows of the segments table, each a run of its own."""
 
     index: EpisodeIndex

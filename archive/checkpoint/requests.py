@@ -54,7 +54,7 @@ LEAD_STEPS = 2  # how many steps after it sees a request a rank is ready to act
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGUSR2", "SIGTERM") if hasattr(signal, name))
 
 
-class _Asked:
+class _Told:
     """Whether this process was asked since it last acted, and was told to end."""
 
     def __init__(self) -> None:
@@ -67,13 +67,13 @@ class _Asked:
         self.watch: _Watch | None = None
 
 
-_asked = _Asked()
+_asked = _Told()
 
 
 def _forget() -> None:
     """A forked child (a worker of a DataLoader, say) is no rank of the job: signals do there what they did before."""
     global _asked
-    inherited, _asked = _asked, _Asked()
+    inherited, _asked = _asked, _Told()
     for number, previous in inherited.previous.items():
         signal.signal(number, signal.SIG_DFL if previous is None else previous)
 

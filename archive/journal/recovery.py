@@ -40,10 +40,10 @@ from archive.saved import (
     UNCONSUMED,
     Before,
     Delta,
-    Fold,
     Part,
     Request,
     Saved,
+    SessionFold,
     StateRef,
     Stretch,
     stage,
@@ -79,7 +79,7 @@ def recover(log: CommitLog, run: str) -> Commit | None:
         if entry is None:
             return None
         found = tails.read(log.storage, head, run)
-        base = Base.of(log.storage, head, entry, found) if _has_more(entry, found) else None
+        base = RecoveryBase.of(log.storage, head, entry, found) if _has_more(entry, found) else None
         if base is None or (base.held is None and not any(one.objects for one in found.values())):
             _tell_damage(run, found)
             return None
@@ -100,7 +100,7 @@ def _has_more(entry: RunEntry, found: Mapping[int, RankTail]) -> bool:
     return light or any(one.objects for one in found.values())
 
 
-def _committed(log: CommitLog, head: Commit, run: str, base: Base, found: Mapping[int, RankTail]) -> Commit:
+def _committed(log: CommitLog, head: Commit, run: str, base: RecoveryBase, found: Mapping[int, RankTail]) -> Commit:
     entry = head.runs[run]
     fold = _folded(Snapshot(log.storage, head), entry, base, found)
     place = Place(0, fold.world_size, run, entry.session)
@@ -113,7 +113,7 @@ def _committed(log: CommitLog, head: Commit, run: str, base: Base, found: Mappin
     return made
 
 
-def _name(base: Base) -> str:
+def _name(base: RecoveryBase) -> str:
     """A new one: "step-1000+tail-1a2b3c4d", or "tail-1a2b3c4d" where there was nothing before."""
     recovered = base.about is not None and base.about.record.recovered is not None
     stem = base.name.partition(MARK)[0] if recovered else base.name
@@ -134,7 +134,13 @@ def _commits(entry: RunEntry) -> list[int | None]:
 
 
 def _staged(
-    log: CommitLog, place: Place, name: str, base: Base, fold: Fold, found: Mapping[int, RankTail], rank: int
+    log: CommitLog,
+    place: Place,
+    name: str,
+    base: RecoveryBase,
+    fold: SessionFold,
+    found: Mapping[int, RankTail],
+    rank: int,
 ) -> Part:
     """Write one rank's part."""
     tail = found.get(rank)
@@ -157,7 +163,7 @@ def _staged(
 
 
 @dataclass(frozen=True)
-class Base:
+class RecoveryBase:
     """The checkpoints that a recovery goes on from: the newest of the session, or the one from which it went on.
 
     held: the one whose live steps its ranks held when the tails began: the session's own newest that has its buffers,
@@ -279,14 +285,14 @@ def _values(held: Checkpoint, rank: int, buffer: str) -> Saved:
 # -- what is live ------------------------------------------------------------------------------------------------------
 
 
-def _folded(snapshot: Snapshot, entry: RunEntry, base: Base, found: Mapping[int, RankTail]) -> Fold:
+def _folded(snapshot: Snapshot, entry: RunEntry, base: RecoveryBase, found: Mapping[int, RankTail]) -> SessionFold:
     """What the ranks held when their tails ended. Live steps are found by the rows of the segments table that are
     committed, and those to come."""
     known = [one.world_size for one in (base.held, base.own_newest) if one is not None]
     world_size = max([1 + max(entry.journal or {0: 0}), *known])
     deltas = {rank: tail.held for rank, tail in found.items()}
     segments = _with_fresh(snapshot, entry, found, FOLDED)
-    return Fold(entry.session, world_size, base.before, deltas, segments, _spared(snapshot, entry, base, found))
+    return SessionFold(entry.session, world_size, base.before, deltas, segments, _spared(snapshot, entry, base, found))
 
 
 def _fresh_rows(kind: str, entry: RunEntry, found: Mapping[int, RankTail]) -> pa.Table:
@@ -310,7 +316,7 @@ def _with_fresh(
 
 
 def _spared(
-    snapshot: Snapshot, entry: RunEntry, base: Base, found: Mapping[int, RankTail]
+    snapshot: Snapshot, entry: RunEntry, base: RecoveryBase, found: Mapping[int, RankTail]
 ) -> dict[str, list[Stretch]]:  # fmt: skip
     """Buffer -> steps that a recovery keeps although they were removed, for their training is taken back with the
     weights: those of the newest revision of each such episode, as the session sees it.
@@ -342,7 +348,7 @@ def _spared(
 # -- what is said of it ------------------------------------------------------------------------------------------------
 
 
-def _tell(run: str, made: Commit, found: Mapping[int, RankTail], fold: Fold) -> None:
+def _tell(run: str, made: Commit, found: Mapping[int, RankTail], fold: SessionFold) -> None:
     for one in found.values():
         logger.info(
             "run %r: took %d objects of the journal of rank %d, with %d steps of %d episodes, up to number %d: %s",

@@ -143,8 +143,8 @@ def read(storage: Storage, head: Commit, run: str) -> dict[int, RankTail]:
         ThreadPoolExecutor(count, "archive-tails") as ranks,
         ThreadPoolExecutor(RANKS_AT_ONCE, "archive-ahead") as pool,
     ):
-        readers = [_Reader(storage, head, run, rank, room, pool) for rank in sorted(entry.journal)]
-        return {one.rank: one for one in ranks.map(_Reader.read, readers)}
+        readers = [_TailReader(storage, head, run, rank, room, pool) for rank in sorted(entry.journal)]
+        return {one.rank: one for one in ranks.map(_TailReader.read, readers)}
 
 
 class _Room:
@@ -168,7 +168,7 @@ class _Room:
                 self._changed.notify_all()
 
 
-class _Reader:
+class _TailReader:
     """Reads the tail of one rank."""
 
     def __init__(

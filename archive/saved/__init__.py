@@ -4,7 +4,7 @@ which is whole, or a tick of a journal, which has what is new."""
 from __future__ import annotations
 
 from archive.saved.delta import Delta, counted
-from archive.saved.fold import FOLDED, Before, Fold, Saved
+from archive.saved.fold import FOLDED, Before, Saved, SessionFold
 from archive.saved.index import (
     UNCONSUMED,
     AttributeRef,
@@ -26,12 +26,12 @@ __all__ = [
     "Before",
     "ColumnRef",
     "Delta",
-    "Fold",
     "Part",
     "PartIndex",
     "RankRows",
     "Request",
     "Saved",
+    "SessionFold",
     "StateRef",
     "Stretch",
     "TickColumn",

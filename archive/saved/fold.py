@@ -2,7 +2,8 @@
 each rank's ticks add, as if all ranks had been cut then.
 
 Live are the steps of before and those that came, less what left; of values the newest that was saved or journaled
-counts. LiveRuns are those of a live set, but that every stream has a number: `LiveRuns.stream` is a place in `_Streams.names`.
+counts. Runs are those of a live set, but that every stream has a number: `LiveRuns.stream` is a place among the names
+of `_StreamNumbers`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Before(NamedTuple):
     values: Callable[[int, str], Saved] = lambda rank, buffer: ({}, {})
 
 
-class Fold:
+class SessionFold:
     """All ranks' live steps, positions, open episodes, columns and attributes."""
 
     def __init__(
@@ -64,7 +65,7 @@ class Fold:
         self._before = before
         self._deltas = deltas
         self.world_size = world_size
-        self._streams = _Streams()
+        self._streams = _StreamNumbers()
         self._saved = self._by_owner(before.live)
         self._left_out = self._by_owner(before.left_out)
         self._held = self._saved if before.own else self._resumed()  # when the ticks began
@@ -225,7 +226,7 @@ class Fold:
         return column
 
 
-class _Streams:
+class _StreamNumbers:
     """Numbers of streams, in the order in which they are met."""
 
     def __init__(self) -> None:
@@ -250,7 +251,7 @@ class _Streams:
         return Steps(*np.array(columns, np.int64).reshape(-1, 3).T)
 
 
-def _by_owner(live: pa.Table, streams: _Streams) -> dict[Owner, LiveRuns]:
+def _by_owner(live: pa.Table, streams: _StreamNumbers) -> dict[Owner, LiveRuns]:
     """Rows of the live table, by rank and buffer."""
     stream = streams.of(live["session"], live["stream_rank"], live["stream_env"])
     env, position, lo, hi = (live[name].to_numpy() for name in ("env_id", "position", "lo", "hi"))
@@ -262,7 +263,7 @@ def _by_owner(live: pa.Table, streams: _Streams) -> dict[Owner, LiveRuns]:
     return {part: every.pick(np.array(some, np.int64)) for part, some in places.items()}
 
 
-def _appended(segments: pa.Table, streams: _Streams) -> dict[Owner, LiveRuns]:
+def _appended(segments: pa.Table, streams: _StreamNumbers) -> dict[Owner, LiveRuns]:
     """The steps that rows of the segments table have, and episodes without steps, where their ranks put them."""
     import pyarrow.compute as pc
 
