@@ -117,7 +117,7 @@ class Attempt:
         """The new file of a table, which is written once as long as the table is the same at each try."""
         known = self._written.get(kind)
         if known is None or not known[0].equals(table):
-            self._written[kind] = known = table, tablefiles.write(self.storage, session, kind, table)
+            self._written[kind] = known = table, self.write(session, kind, table)
         return known[1]
 
     def load(self, kind: str, refs: Sequence[FileRef], columns: Sequence[str] | None = None) -> pa.Table:
@@ -153,11 +153,11 @@ class Attempt:
             if start < stop:
                 parts = present[start:stop]
                 whole = tablefiles.load(self.storage, kind, parts)
-                self._joined[_paths(parts)] = tablefiles.write(self.storage, session, kind, whole)
+                self._joined[_paths(parts)] = self.write(session, kind, whole)
         else:
             keep = files_to_keep(rows, sizes, new.num_rows)
         older = self.load(kind, present[keep:])
-        made = tablefiles.write(self.storage, session, kind, tables.concat(kind, [older, new]))
+        made = self.write(session, kind, tables.concat(kind, [older, new]))
         return (*self._with_joined(present[:keep]), made)
 
     def _with_joined(self, files: tuple[FileRef, ...]) -> tuple[FileRef, ...]:

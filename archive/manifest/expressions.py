@@ -37,11 +37,6 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-class _Token(NamedTuple):
-    kind: str  # number, string, name, word (of the language), op
-    text: str
-
-
 class _Operand(NamedTuple):
     """A column or a value, which is no condition yet."""
 
@@ -67,24 +62,25 @@ class _Parser:
         if not self.tokens:
             self._fail("is empty")
         check_text(self.text, "the condition")
-        if sum(token.kind == "word" and token.text in ("and", "or", "not") for token in self.tokens) > MAX_JOINTS:
+        if sum(kind == "word" and text in ("and", "or", "not") for kind, text in self.tokens) > MAX_JOINTS:
             self._fail(f"has more than {MAX_JOINTS} of 'and', 'or', 'not'; use `column in (...)`")
         try:
             expression = self._any()
         except RecursionError:
             self._fail("is nested too deeply")
         if self.at < len(self.tokens):
-            self._fail(f"has {self.tokens[self.at].text!r} where it should end")
+            self._fail(f"has {self.tokens[self.at][1]!r} where it should end")
         return self._condition(expression)
 
-    def _tokens(self) -> Iterator[_Token]:
+    def _tokens(self) -> Iterator[tuple[str, str]]:
+        """The kind of each token (number, string, name, op, or word of the language), and its text."""
         for match in _TOKEN.finditer(self.text):
             kind = match.lastgroup or "bad"
             text = match[kind]
             if kind == "bad":
                 self._fail(f"has {text!r} at position {match.start(kind)}, which means nothing here")
             is_word = kind == "name" and text.lower() in _WORDS
-            yield _Token("word", text.lower()) if is_word else _Token(kind, text)
+            yield ("word", text.lower()) if is_word else (kind, text)
 
     def _fail(self, what: str) -> NoReturn:
         text = self.text if len(self.text) <= 400 else self.text[:400] + "..."

@@ -6,7 +6,6 @@ from __future__ import annotations
 from archive.tables.declared import (
     ADDRESS,
     CHUNK_FILE,
-    COUNT,
     FOLLOWING,
     LISTED,
     MOST_RANKS,
@@ -15,7 +14,6 @@ from archive.tables.declared import (
     STREAM,
     STRETCH,
     TABLES,
-    Column,
 )
 from archive.tables.parquet import dumps, load, loads
 from archive.tables.rows import (
@@ -53,7 +51,6 @@ from archive.tables.rows import (
 __all__ = [
     "ADDRESS",
     "CHUNK_FILE",
-    "COUNT",
     "FOLLOWING",
     "KEYS",
     "LISTED",
@@ -67,7 +64,6 @@ __all__ = [
     "TABLES",
     "WEIGHTS",
     "Address",
-    "Column",
     "addresses",
     "among",
     "coded",

@@ -183,6 +183,8 @@ def _limit(data: Any) -> int:
 
 def _read(file: Any, data: Any, names: Sequence[str], where: str, *, use_threads: bool) -> pa.Table:
     """These columns of a file, those that it has; CorruptManifestError before they take more memory than they may."""
+    import pyarrow as pa
+
     metadata, most = file.metadata, _limit(data)
     if metadata.num_rows > _MOST_ROWS * metadata.num_row_groups:
         told = f"{metadata.num_rows} rows in {metadata.num_row_groups} groups"
@@ -206,14 +208,8 @@ def _read(file: Any, data: Any, names: Sequence[str], where: str, *, use_threads
             total += part.nbytes
             if total > most:
                 raise _too_large(where, most)
-        table = table.append_column(name, _joined(parts))
+        table = table.append_column(name, pa.Table.from_batches(parts).column(0))
     return table
-
-
-def _joined(parts: list[Any]) -> pa.ChunkedArray:
-    import pyarrow as pa
-
-    return pa.Table.from_batches(parts).column(0)
 
 
 def _too_large(where: str, most: int) -> CorruptManifestError:

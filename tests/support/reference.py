@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 import click
 
 from archive.cli.commands import COMMANDS, main
-from archive.tables import TABLES, Column
+from archive.tables.declared import TABLES, Column
 from tests.support.documents import PAGES
 from tests.support.places import ROOT
 

@@ -13,7 +13,7 @@ import pytest
 from archive import tables
 from archive.adapters import lerobot, npz
 from archive.base import CorruptManifestError, IntegrityError, UnsafePathError
-from archive.tables import COUNT
+from archive.tables.declared import COUNT
 from tests.support.dataset_files import flat, fresh, write_flat, write_lerobot
 from tests.support.fuzzing import bombs
 from tests.support.parsers import PARSERS
