@@ -129,13 +129,13 @@ def objects(storage: Storage) -> Iterator[str]:
 COMMANDS = (["info", "{url}"], ["verify", "{url}"], ["plan", "{url}", "2"])
 
 
-def by_command(url: str, options: dict[str, Any], seen: Seen) -> None:
+def by_command(url: str, options: dict[str, Any], seen: Seen, retry_for_s: float = 1.0) -> None:
     """The same on the command line, with --debug too, on which errors are shown as Python shows them."""
     pairs = [f"--storage-option={name}={_told(value)}" for name, value in options.items()]
     for command in COMMANDS:
         for more in ([], ["--debug"]):
             done = CliRunner().invoke(
-                cli.main, [*(part.format(url=url) for part in command), *pairs, "--retry-for", "1", *more]
+                cli.main, [*(part.format(url=url) for part in command), *pairs, "--retry-for", f"{retry_for_s}", *more]
             )
             seen.add(f"archive {command[0]}", done.output, done.stderr, done.stdout)
             if done.exception is not None and not isinstance(done.exception, SystemExit):
@@ -314,7 +314,7 @@ def test_urls_are_shown_without_what_signs_them(url: str, caplog: pytest.LogCapt
             archive.open(url, deadline_s=0.2)
         except ArchiveError as error:
             seen.raised(error)
-        by_command(url, {}, seen)
+        by_command(url, {}, seen, retry_for_s=0.2)
     assert seen.leaking() == []
 
 
