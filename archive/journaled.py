@@ -11,25 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 from archive.base import ClosedError, UsageError, logger
 from archive.journal import Durable, Journal, JournalObjects
-from archive.manifest import CommitLog, Place
-from archive.write import Buffer, BufferWriter, Changes, ObjectKind, Pipeline, Work
+from archive.manifest import CommitLog
+from archive.write import Buffer, ObjectKind, Pipeline, Work
 
 if TYPE_CHECKING:
-    import threading
+    pass
 
 
 class Journaled(Buffer):
     """What `arc.writer(journal_s=2.0)` can beside writing: say how far it is durable, and wait for it."""
 
     _closed: bool
-    _lock: threading.RLock
     _journal: Journal | None
-    _buffers: dict[str, BufferWriter]
-    _changes: Changes
+    _buffers: dict[str, Buffer]
     _pipeline: Pipeline
     _log: CommitLog
     _committed: deque[Sequence[Work]]
-    _place: Place
 
     @abstractmethod
     def _send(self) -> None:
@@ -48,18 +45,18 @@ class Journaled(Buffer):
         live episodes only.  attributes: name -> {episode id: JSON value}.  progress: the run's counters, rank 0's.
         buffer: whose episodes, "replay" by default.
         """
-        if buffer is None:
+        if buffer is None or buffer == self.name:
             super().journal(columns, attributes, progress)
             return
         if buffer not in self._buffers:
             raise UsageError(f"there is no buffer {buffer!r}; make it with w.buffer(...) first")
-        Buffer(self._writer, self._buffers[buffer]).journal(columns, attributes, progress)
+        self._buffers[buffer].journal(columns, attributes, progress)
 
     @property
     def durable_until(self) -> Durable:
         """How far what was added is durable: positions of each stream, seconds behind, the journal's next number.
         SupersededError as of `sync`."""
-        with self._writer._entered():
+        with self._entered():
             journal = self._kept()
             state = journal.durable
         journal.check_newest()
@@ -73,7 +70,7 @@ class Journaled(Buffer):
         looked up once a minute, and after each pause of this process that is longer than a tick.
         """
         stop = time.monotonic() + timeout_s
-        with self._writer._entered():
+        with self._entered():
             journal = self._kept()
             journal.send()
         journal.await_durable(timeout_s, stop, self._looked)
@@ -99,14 +96,14 @@ class Journaled(Buffer):
     def _tick_late(self) -> None:
         """By a thread that makes a call, as the journal's own does not get its turn; not in the midst of what belongs
         together."""
-        if not self._lock._is_owned():  # type: ignore[attr-defined]
-            with self._lock:
+        if not self._changes.lock._is_owned():  # type: ignore[attr-defined]
+            with self._changes.lock:
                 self._send()
 
     def _journal_the_rest(self) -> None:
         """As there will be no commit of it."""
         if self._journal is not None and not self._closed and not self._changes.broken:
-            with self._lock:
+            with self._changes.lock:
                 self._journal.finish()
 
     def _tell_uncommitted(self) -> None:
@@ -126,16 +123,16 @@ class Journaled(Buffer):
 
     def _tick(self) -> None:
         """By the journal's thread."""
-        with self._lock:
+        with self._changes.lock:
             if self._journal is not None and not self._closed:
                 self._journal.in_background()
 
-    def _say(self, inner: BufferWriter, columns: Any, attributes: Any, progress: Any) -> None:
+    def _keep_values(self, inner: Buffer, columns: Any, attributes: Any, progress: Any) -> None:
         """Keep values for the next tick."""
         self._kept().say(inner, columns, attributes, progress)
 
     def _looked(self) -> Durable:
-        with self._lock:
+        with self._changes.lock:
             return self._kept().durable
 
     def _kept(self) -> Journal:

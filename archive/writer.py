@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,7 +20,7 @@ from archive.checkpoint import (
 )
 from archive.committing import RowCommits
 from archive.fields import Schema
-from archive.journal import JournalObjects
+from archive.journal import Journal, JournalObjects
 from archive.journaled import Journaled
 from archive.ledger import Ledger, Ledgers
 from archive.maintain import check_newest
@@ -32,7 +31,6 @@ from archive.shard import ShardWriter
 from archive.store import Storage
 from archive.write import (
     Buffer,
-    BufferWriter,
     Changes,
     Cut,
     EpisodeRecord,
@@ -67,7 +65,6 @@ class Writer(Journaled):
         self._schema = schema
         self._on_commit = on_commit
         imports.start(partial(git_revision, str(Path.cwd())))
-        self._lock = threading.RLock()
         self._pid = os.getpid()
         self._closed = False
         open_session(
@@ -84,18 +81,22 @@ class Writer(Journaled):
             objects = JournalObjects(shards, place, came_from, lambda: log.head.sighting)
         self._pipeline = Pipeline(shards, objects)
         self._rows = RowCommits(log, place)
-        self._changes = Changes(self._pipeline)
-        self._ids = Ids(place, self._rows.known_ids, self._changes.undo)
+        changes = Changes(self._pipeline, self._check, self._surface)
+        ids = Ids(place, self._rows.known_ids)
+        changes.parts.append((ids.mark, ids.cut_back))
         self._saver = Saver(storage, log, place, self._pipeline.wait, self._saved, came_from, then)
         self._committed: deque[Sequence[Work]] = deque()  # by the saver's thread; not taken note of yet
-        self._buffers: dict[str, BufferWriter] = {}
+        self._journal: Journal | None = None
+        super().__init__(
+            MAIN_BUFFER, place, schema, self._pipeline.memory, ids, changes, self._keep_values,
+            journaled=journal_s is not None,
+        )  # fmt: skip
+        self._buffers: dict[str, Buffer] = {MAIN_BUFFER: self}
         holders = dict if resume is None else resume.holders
         self._ledgers = Ledgers(self, storage, log, place, self._ids, holders)
         self._journal = self._journal_of(objects, journal_s)
-        self._weights: tuple[Any, int | None] = (None, None)
-        super().__init__(self, self._buffer(MAIN_BUFFER))
         for name, buffer in (resume.buffers if resume else {}).items():
-            self._buffer(name).resume(buffer)
+            self._buffer(name)._take_over(buffer)
         if self._journal is not None:
             self._journal.begin(resumed=resume is not None)
         finish_at_exit(self)
@@ -104,7 +105,7 @@ class Writer(Journaled):
     def buffer(self, name: str) -> Buffer:
         """Another buffer of the same rank: the same verbs, its own streams, committed together."""
         with self._entered():
-            return Buffer(self, self._buffer(check_text(name, "buffer")))
+            return self._buffer(check_text(name, "buffer"))
 
     def ledger(self, name: str) -> Ledger:
         """What becomes of prompts (tasks, seeds, rows of a data set): `w.ledger("prompts")`, the same for each name."""
@@ -113,11 +114,9 @@ class Writer(Journaled):
 
     def weights(self, uuid: Any = None, update_count: int | None = None) -> None:
         """Which weights make what is added from now on, in all buffers of this writer."""
-        with self._entered(), self._changes(wait=True):
-            self._changes.undo.attributes(self, "_weights")
-            self._weights = (uuid, update_count)
+        with self._entered(), self._changes():
             for buffer in self._buffers.values():
-                buffer.set_weights(uuid, update_count)
+                buffer._set_weights(uuid, update_count)
 
     # -- all buffers --------------------------------------------------------------------------------------------
 
@@ -213,7 +212,7 @@ class Writer(Journaled):
                 config=config, partial=partial, known_at=self._rows.known_at,
             )  # fmt: skip
             given = {MAIN_BUFFER: {"columns": columns, "attributes": attributes, "state": state}, **(buffers or {})}
-            cuts = [self._cut(name, given.pop(name, {}), incomplete) for name in list(self._buffers)]
+            cuts = [self._cut_of(name, given.pop(name, {}), incomplete) for name in list(self._buffers)]
             if given:
                 raise UsageError(f"there is no buffer {next(iter(given))!r}; make it with w.buffer(...) first")
             losses = [buffer.losses for buffer in self._buffers.values()]
@@ -223,11 +222,11 @@ class Writer(Journaled):
             pending.result()
         return pending
 
-    def _cut(self, name: str, given: Mapping[str, Any], incomplete: str) -> Cut:
+    def _cut_of(self, name: str, given: Mapping[str, Any], incomplete: str) -> Cut:
         unknown = set(given) - {"columns", "attributes", "state"}
         if unknown:
             raise UsageError(f"buffers[{name!r}] has {min(unknown)!r}; it takes columns, attributes and state")
-        return self._buffers[name].cut(
+        return self._buffers[name]._snapshot(
             columns=given.get("columns"),
             attributes=given.get("attributes"),
             state=given.get("state"),
@@ -273,29 +272,25 @@ class Writer(Journaled):
         where = f"run={p.run!r} session={p.session!r} at {self._storage.url}"
         return one_line(f"<Writer rank {p.rank} of {p.world_size}, {where}>")
 
-    def _entered(self) -> threading.RLock:
-        """The lock, if the writer may be used here and nothing in the background has failed."""
+    def _check(self) -> None:
+        """Raise where the writer may not be used; at the start of each call, so a journal that is late ticks then."""
         if self._closed:
             raise ClosedError(f"the writer of {self._storage.url} is closed; open another with arc.writer()")
         self._check_process()
-        if self._changes.left_over and not self._lock._is_owned():  # type: ignore[attr-defined]
-            with self._lock:  # nobody else is within a call now, so an interrupt has left it
-                self._changes.settle()
         if self._journal is not None and self._journal.ticker.late:
             self._tick_late()
-        return self._lock
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise UsageError("a Writer belongs to the process that opened it; open one in each process")
 
-    def _buffer(self, name: str) -> BufferWriter:
+    def _buffer(self, name: str) -> Buffer:
         if name not in self._buffers:
-            made = BufferWriter(
-                name, self._place, self._schema, self._pipeline.memory, self._ids, self._changes,
+            made = Buffer(
+                name, self._place, self._schema, self._pipeline.memory, self._ids, self._changes, self._keep_values,
                 journaled=self._journal is not None,
             )  # fmt: skip
-            made.set_weights(*self._weights)
+            made._step_weights = self._step_weights
             self._buffers[name] = made
         return self._buffers[name]
 
@@ -340,7 +335,7 @@ class Writer(Journaled):
         """Send off everything added so far."""
         with self._changes(wait=False):
             for buffer in self._buffers.values():
-                buffer.send()
+                buffer._submit()
             self._ledgers.send()
             if self._journal is not None:
                 self._changes.add(self._journal.tick())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from archive.base import NotFoundError, UsageError, package, visible
 from archive.checkpoint import MAIN_BUFFER, Checkpoint, Pending
 from archive.fields import Path, Schema
-from archive.write import Buffer, BufferWriter
+from archive.write import Buffer
 
 if TYPE_CHECKING:
     from archive import Writer
@@ -142,7 +142,7 @@ def share_buffer(share: Share, name: str) -> ShareBuffer:
 
 
 def declare(
-    writer: BufferWriter,
+    writer: Buffer,
     *,
     env_id: Sequence[Path] = (),
     episode_id: Sequence[Path] = (),
@@ -166,9 +166,7 @@ def appended(writer: Writer, name: str, append: Callable[[Buffer], Saved]) -> Sa
     part = part_of(writer, name)
     with part.together():
         saved = append(part)
-        with part.exclusive(bounded=False) as inner:
-            journaled = inner.journaled
-        if journaled:
+        if part.journaled:
             part.journal(saved.columns, saved.attributes)
     return saved
 

@@ -74,7 +74,6 @@ from archive.base.records import (
     stored,
     unstored,
 )
-from archive.base.undo import Undo
 from archive.base.values import ByteRange, cached_property, frozen
 from archive.base.version import __version__, git_revision
 from archive.base.waiting import MOST_S, Wait, process_group, ranks, seconds_of, written
@@ -129,7 +128,6 @@ __all__ = [
     "StorageFullError",
     "SupersededError",
     "Task",
-    "Undo",
     "UnsafePathError",
     "UpgradeError",
     "UsageError",

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from archive.base.undo import Undo
-
 Counts = Mapping[str, tuple[int, int]]  # reason -> episodes, steps
 
 
 class Losses:
     """Counts of one buffer. One thread adds to them, another says which of them a committed checkpoint has."""
 
-    def __init__(self, undo: Undo | None = None) -> None:
-        self._undo = undo or Undo()
+    def __init__(self) -> None:
         self._all: Counts = {}
         self._reported: Counts = {}
 
     def add(self, reason: str, episodes: int, steps: int) -> None:
         had = self._all.get(reason, (0, 0))
-        self._undo.attributes(self, "_all")
         self._all = {**self._all, reason: (had[0] + episodes, had[1] + steps)}
 
     def mark(self) -> Counts:
-        """The counts so far, for `reported`."""
+        """The counts so far, for `reported` and `cut_back`."""
         return self._all
+
+    def cut_back(self, mark: Counts) -> None:
+        """Count no more than these."""
+        self._all = mark
 
     def reported(self, mark: Counts) -> None:
         """A checkpoint that has these is committed."""

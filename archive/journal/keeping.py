@@ -18,7 +18,7 @@ from archive.journal.saying import Saying
 from archive.journal.ticking import Ticker
 from archive.manifest import CommitLog, Place, commits
 from archive.observe import Label, Sample, source
-from archive.write import BufferWriter, Changes, Pipeline
+from archive.write import Buffer, Changes, Pipeline
 
 _AT_EXIT_S = 10.0  # that ending without a commit waits for the store
 
@@ -29,14 +29,15 @@ class Journal:
 
     def __init__(
         self, place: Place, pipeline: Pipeline, objects: JournalObjects, changes: Changes,
-        buffers: Mapping[str, BufferWriter],
+        buffers: Mapping[str, Buffer],
         send: Callable[[], object], background: Callable[[], None], within_s: float, log: CommitLog,
     ) -> None:  # fmt: skip
         self._place = place
         self._pipeline = pipeline
         self._buffers = buffers
         self.send = send
-        self.saying = Saying(changes.undo)
+        self.saying = Saying()
+        changes.parts.append((self.saying.mark, self.saying.cut_back))
         self._durable: Mapping[tuple[str, int], int] = {}
         self._error: BaseException | None = None
         self._heartbeat = Heartbeat(within_s, _Newest(log, place).check)
@@ -53,7 +54,7 @@ class Journal:
             self.saying.live(tables.concat("live", [buffer.live_rows() for buffer in self._buffers.values()]))
             self.ticker.note(soon=True)
 
-    def say(self, inner: BufferWriter, columns: Any, attributes: Any, progress: Any) -> None:
+    def say(self, inner: Buffer, columns: Any, attributes: Any, progress: Any) -> None:
         """Values for the next tick."""
         self.saying.columns(inner, columns or {})
         self.saying.attributes(inner, attributes or {})
@@ -69,7 +70,7 @@ class Journal:
 
     def tick(self) -> Tick:
         """The end of a tick, with all that is to be said; what it ends was handed in just before."""
-        gone = {name: taken for name, buffer in self._buffers.items() if (taken := buffer.departures.take())}
+        gone = {name: taken for name, buffer in self._buffers.items() if (taken := buffer.live_set.take_left())}
         said = self.saying.take({name: tuple([(*one,) for one in taken]) for name, taken in gone.items()})
         return Tick(said, self._positions(), self.ticker.oldest)
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.base import ColumnError, Undo, escape, jsontree
+from archive.base import ColumnError, escape, jsontree
 from archive.saved import Stretch, TickColumn, Values
-from archive.write import BufferWriter, cut
+from archive.write import Buffer, cut
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,14 +67,21 @@ def _path(buffer: str, name: str) -> str:
 class Saying:
     """What was said since the last tick. Calls are serialised by the writer's lock."""
 
-    def __init__(self, undo: Undo) -> None:
-        self._undo = undo
+    def __init__(self) -> None:
         self._columns: dict[Name, dict[str, Values]] = {}
         self._attributes: dict[Name, dict[str, Any]] = {}
         self._progress: str | None = None
         self._live: pa.Table | None = None
 
-    def columns(self, inner: BufferWriter, columns: Mapping[str, Any]) -> None:
+    def mark(self) -> Any:
+        """All that a call may change, as it is: values that are replaced, and never changed."""
+        return self._columns, self._attributes, self._progress, self._live
+
+    def cut_back(self, mark: Any) -> None:
+        """Be as it was."""
+        self._columns, self._attributes, self._progress, self._live = mark
+
+    def columns(self, inner: Buffer, columns: Mapping[str, Any]) -> None:
         """Values of columns of a buffer: name -> {episode id: one value a live step of it}, or of all live steps."""
         whole = {name: values for name, values in columns.items() if not isinstance(values, Mapping)}
         for column, values in whole.items():
@@ -83,34 +90,30 @@ class Saying:
         made = {(inner.name, name): _values(inner, name, values) for name, values in some.items()}
         for name, values in made.items():
             _check_alike(name, self._columns.get(name, {}) | values)
-        self._undo.attributes(self, "_columns")
         merged = {name: self._columns.get(name, {}) | values for name, values in made.items() if values}
         self._columns = self._columns | merged
 
-    def _whole(self, inner: BufferWriter, name: str, values: Any) -> None:
+    def _whole(self, inner: Buffer, name: str, values: Any) -> None:
         """Values of all live steps, in live order, in place of what was said of some."""
         runs = inner.live_set.runs()
         runs = runs.pick(runs.length > 0)
         column = cut.column(name, values, runs, inner.streams.records)
-        self._undo.attributes(self, "_columns")
-        of_all = Values(column, tuple(map(tuple, inner.addresses(runs))))  # type: ignore[arg-type]
+        of_all = Values(column, tuple(map(tuple, inner.live_set.addresses(runs))))  # type: ignore[arg-type]
         self._columns = self._columns | {(inner.name, name): {ALL: of_all}}
 
-    def attributes(self, inner: BufferWriter, attributes: Mapping[str, Mapping[str, Any]]) -> None:
+    def attributes(self, inner: Buffer, attributes: Mapping[str, Mapping[str, Any]]) -> None:
         """Values of attributes of a buffer: name -> {episode id: JSON value}."""
         runs, _ = inner.live_runs()
         made = {
             (inner.name, name): jsontree.loads(cut.attribute(name, values, runs, inner.streams.records))
             for name, values in attributes.items()
         }
-        self._undo.attributes(self, "_attributes")
         merged = {name: self._attributes.get(name, {}) | values for name, values in made.items() if values}
         self._attributes = self._attributes | merged
 
     def progress(self, value: Any) -> None:
         """The run's counters, as JSON."""
         text = jsontree.dumps(value, where="progress")
-        self._undo.attributes(self, "_progress")
         self._progress = text
 
     def live(self, rows: pa.Table) -> None:
@@ -119,13 +122,12 @@ class Saying:
 
     def take(self, gone: Mapping[str, tuple[Stretch, ...]]) -> Said:
         """All of it, and what is gone; the next tick begins anew."""
-        self._undo.attributes(self, "_columns", "_attributes", "_progress", "_live")
         said = Said(gone, self._live, self._columns, self._attributes, self._progress)
         self._columns, self._attributes, self._progress, self._live = {}, {}, None, None
         return said
 
 
-def _values(inner: BufferWriter, name: str, values: Mapping[str, Any]) -> dict[str, Values]:
+def _values(inner: Buffer, name: str, values: Mapping[str, Any]) -> dict[str, Values]:
     records = inner.streams.records
     numbers = {key: number for key in values if (number := records.number_of(key)) is not None}
     runs = inner.live_set.runs()
@@ -134,7 +136,7 @@ def _values(inner: BufferWriter, name: str, values: Mapping[str, Any]) -> dict[s
     for key, value in values.items():
         mine = runs.pick(runs.episode == numbers.get(key, -1))
         column = cut.column(name, {key: value}, mine, records)
-        out[key] = Values(column, tuple(map(tuple, inner.addresses(mine))))  # type: ignore[arg-type]
+        out[key] = Values(column, tuple(map(tuple, inner.live_set.addresses(mine))))  # type: ignore[arg-type]
     return out
 
 

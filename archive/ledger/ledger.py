@@ -88,6 +88,8 @@ class Ledger(LedgerQueries):
         self._load = of.load
         self._known: Prompts | None = None
         self._calls: list[LedgerCall] = []
+        self._before: dict[Key, Any] = {}  # the rounds, or None, of the keys that the call under way has changed
+        of.writer._changes.parts.append((self._mark, self._cut_back))
 
     # -- saying -------------------------------------------------------------------------------------------------
 
@@ -171,6 +173,23 @@ class Ledger(LedgerQueries):
     def __repr__(self) -> str:
         return f"<Ledger {self.name!r} of rank {self._place.rank}>"
 
+    def _mark(self) -> Any:
+        """All that a call may change, as it is."""
+        self._before = {}
+        return self._calls, len(self._calls), self._known, self._known and self._known.cursors
+
+    def _cut_back(self, mark: Any) -> None:
+        """Be as it was."""
+        self._calls, length, self._known, cursors = mark
+        del self._calls[length:]
+        if self._known is not None:
+            self._known.cursors = cursors
+            for key, rounds in self._before.items():
+                if rounds is None:
+                    self._known.rounds.pop(key, None)
+                else:
+                    self._known.rounds[key] = rounds
+
     # -- keeping ------------------------------------------------------------------------------------------------
 
     def _tell(
@@ -180,12 +199,11 @@ class Ledger(LedgerQueries):
         """Take over what becomes of keys, and note what is to be said of it: all or nothing."""
         with self._writer._entered(), self._writer._changes(wait=True):
             made = {key: self._record(episode) for key, episode in episodes.items()}
-            undo, prompts, place = self._writer._changes.undo, self._prompts, self._place
+            prompts, place = self._prompts, self._place
             rounds, numbers = change(prompts)
-            undo.length(self._calls)
             now = {"created_at": datetime.now(UTC)}
             if rounds:
-                undo.keys(prompts.rounds, rounds)
+                self._before = {key: prompts.rounds.get(key) for key in rounds}
                 if state == DRAWN:  # at the end of the order, also those that were there
                     for key in prompts.rounds.keys() & rounds.keys():
                         del prompts.rounds[key]
@@ -194,7 +212,6 @@ class Ledger(LedgerQueries):
                 call = LedgerCall(self.name, state, list(rounds), numbers, sibling, records, now | columns)
                 self._calls.append(call)
             if cursor is not None:
-                undo.attributes(prompts, "cursors")
                 value = jsontree.loads(cursor, where="cursor")
                 prompts.cursors = prompts.cursors.saying(place.session, place.rank, value, place.world_size)
                 call = LedgerCall(self.name, CURSOR, [""], [0], WHOLE_KEY, [], now | {"cursor": cursor})
@@ -211,7 +228,6 @@ class Ledger(LedgerQueries):
 
     def take_calls(self) -> list[LedgerCall]:
         """The calls since this was called last."""
-        self._writer._changes.undo.attributes(self, "_calls")
         calls, self._calls = self._calls, []
         return calls
 

@@ -15,7 +15,7 @@ from archive.manifest import FileRef, Snapshot
 from archive.read import Reader, Spans, sizes
 from archive.shard import SHARD_BYTES, ShardWriter
 from archive.steps import Steps
-from archive.write import Block, Pipeline, RowRuns, ShardObjects, Slab, owned, shard
+from archive.write import Block, Pipeline, ShardObjects, Slab, owned, shard
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,5 +87,6 @@ def _blocks(snapshot: Snapshot, pieces: Steps) -> Iterator[Block]:
         found = reader.read_stored(spans.pick(np.arange(start, stop)))
         for number, code, data in zip(range(start, stop), view.code[start:stop], found, strict=True):
             count = counts[number]  # pieces stay in order: each is an env row of its own
-            runs = RowRuns(*(np.full(min(1, count), of) for of in (number, 0, count, number)))
+            one = np.full(min(1, count), number)
+            runs = Steps(one, np.zeros_like(one), np.full_like(one, count), episode=one)
             yield owned(Block(view.schemas[code], data, runs, single=number, env_id=number))

@@ -22,7 +22,7 @@ from archive.manifest.commits import Commits, read_of
 from archive.manifest.conflicts import FORGOTTEN, LEFT
 from archive.manifest.expressions import Met, matching
 from archive.manifest.index import COLUMNS, METADATA_COLUMN, EpisodeIndex, value_set
-from archive.manifest.live import OWN, BufferResume, KnownEpisode, LiveRuns, LiveSet, Resume, Stream, Unfinished
+from archive.manifest.live import OWN, BufferResume, KnownEpisode, LiveRuns, Resume, Stream, Unfinished
 from archive.manifest.log import Addition, Change, CommitLog, Requirement, new_session
 from archive.manifest.reachable import Reach, Walk, checkpoint_places, held_rows
 from archive.manifest.records import (
@@ -89,7 +89,6 @@ __all__ = [
     "Later",
     "Lineage",
     "LiveRuns",
-    "LiveSet",
     "Mark",
     "Met",
     "MissingRank",

@@ -14,7 +14,8 @@ from archive.arrays import Ints, spans
 from archive.base import FieldError, UsageError, cached_property, show
 from archive.fields import Array, Path, dtypes, is_tensor, nesting
 from archive.shard import SHARD_BYTES
-from archive.write import Buffer, BufferWriter, EnvRuns, Part, slab_bytes
+from archive.steps import Steps
+from archive.write import Buffer, StepsPart, slab_bytes
 
 MAX_CALL_BYTES = SHARD_BYTES  # of one slab of time: it becomes a shard of its own
 _BOOKKEEPING_BYTES = 24  # a step, beside its fields
@@ -71,7 +72,7 @@ def append(
 
 
 def _appended(
-    inner: BufferWriter, ring: Ring, leaves: dict[Path, Any], how: dict[str, Any], columns: Mapping[str, Any],
+    inner: Buffer, ring: Ring, leaves: dict[Path, Any], how: dict[str, Any], columns: Mapping[str, Any],
     begin: Any,
 ) -> dict[str, Array]:  # fmt: skip
     """The columns of the ring's live steps, once the writer has all of these and no others."""
@@ -88,7 +89,7 @@ def _appended(
     return {name: _as_numpy(ring.live.take(value, inner.column), name) for name, value in columns.items()}
 
 
-def _append_unseen(inner: BufferWriter, ring: Ring, start: Ints, leaves: dict[Path, Any], how: dict[str, Any]) -> None:
+def _append_unseen(inner: Buffer, ring: Ring, start: Ints, leaves: dict[Path, Any], how: dict[str, Any]) -> None:
     """The steps from `start` on: in slabs that are copied one by one, as what each of them is part of."""
     rows = ring.rows[start[ring.rows] < ring.pos[ring.rows]]
     if not len(rows):
@@ -99,9 +100,9 @@ def _append_unseen(inner: BufferWriter, ring: Ring, start: Ints, leaves: dict[Pa
     inner.append_parts((_part(inner, ring, slab, leaves, how) for slab in slabs), _env_runs(ring, unseen), **of_all)
 
 
-def _part(inner: BufferWriter, ring: Ring, slab: RingSteps, leaves: dict[Path, Any], how: dict[str, Any]) -> Part:
+def _part(inner: Buffer, ring: Ring, slab: RingSteps, leaves: dict[Path, Any], how: dict[str, Any]) -> StepsPart:
     steps = nesting.unflatten({path: slab.take(leaf, inner.empty) for path, leaf in leaves.items()})
-    return Part(steps, _env_runs(ring, slab), *(_given(slab, how, name) for name in _WEIGHTS))
+    return StepsPart(steps, _env_runs(ring, slab), *(_given(slab, how, name) for name in _WEIGHTS))
 
 
 def _given(steps: RingSteps, how: dict[str, Any], name: str) -> Any:
@@ -110,8 +111,8 @@ def _given(steps: RingSteps, how: dict[str, Any], name: str) -> Any:
     return steps.take(value) if name in _PER_STEP and getattr(value, "ndim", 0) > 1 else value
 
 
-def _env_runs(ring: Ring, steps: RingSteps) -> EnvRuns:
-    return EnvRuns(ring.env_ids[steps.rows], steps.start, steps.counts)
+def _env_runs(ring: Ring, steps: RingSteps) -> Steps:
+    return Steps(ring.env_ids[steps.rows], steps.start, steps.start + steps.counts)
 
 
 def _slabs(ring: Ring, start: Ints, step_bytes: int) -> Iterator[RingSteps]:
@@ -183,9 +184,9 @@ class Ring:
                 f"so it must be [{expected[0]}, {expected[1]}, ...]"
             )
 
-    def seen(self, inner: BufferWriter) -> Ints:
+    def seen(self, inner: Buffer) -> Ints:
         """Position up to which the writer has each row; -1 of one that it does not know."""
-        seen = np.array([inner.next_position(e) if inner.knows(e) else -1 for e in self.env_ids.tolist()], np.int64)
+        seen = inner.streams.following(self.env_ids)
         behind = np.flatnonzero(self.pos < seen)
         if len(behind):
             e = int(behind[0])

@@ -6,12 +6,10 @@ from __future__ import annotations
 from archive.write import cut, imports
 from archive.write.blocks import Block, Slab
 from archive.write.buffer import Buffer
-from archive.write.bufferwriter import BufferWriter
 from archive.write.cut import Column, Cut, column_path, digest, live_table
 from archive.write.episodes import EpisodeRecord, Ids
-from archive.write.intake import Part, owned
+from archive.write.intake import StepsPart, owned
 from archive.write.pipeline import Changes, Pipeline
-from archive.write.rowruns import EnvRuns, RowRuns
 from archive.write.slabs import slab_bytes
 from archive.write.works import (
     ObjectDraft,
@@ -29,21 +27,18 @@ from archive.write.works import (
 __all__ = [
     "Block",
     "Buffer",
-    "BufferWriter",
     "Changes",
     "Column",
     "Cut",
-    "EnvRuns",
     "EpisodeRecord",
     "Ids",
     "ObjectDraft",
     "ObjectKind",
-    "Part",
     "Pipeline",
-    "RowRuns",
     "Seal",
     "ShardObjects",
     "Slab",
+    "StepsPart",
     "Upload",
     "Work",
     "Written",

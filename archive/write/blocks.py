@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, run_starts
+from archive.arrays import Ints, offsets_of, run_starts, spans
 from archive.base import cached_property
 from archive.fields import NODES, Array, Ragged, ShardSchema, dtypes
 from archive.fields.axes import Extent, Layout, axis_of
-from archive.write.rowruns import RowRuns
+from archive.steps import Steps
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Block:
 
     schema: ShardSchema
     data: dict[str, Array | Ragged]
-    runs: RowRuns
+    runs: Steps  # env rows by position, each with the number of its `episode`, in the order in which the rows lie
     uuids: Array | str | None = None
     updates: Ints | int | None = None
     single: int | None = None
@@ -39,11 +39,11 @@ class Block:
 
     @cached_property
     def length(self) -> int:
-        return self.runs.rows
+        return int(self.runs.length.sum())
 
     @cached_property
     def nbytes(self) -> int:
-        return sum(_nbytes(v) for v in self.data.values()) + 24 * self.length
+        return sum(map(_nbytes, self.data.values())) + 24 * self.length
 
 
 class Slab(NamedTuple):
@@ -98,7 +98,7 @@ def merge(blocks: Sequence[Block]) -> Block:
     uuids, updates = (_joined([getattr(b, n) for b in blocks], blocks) for n in ("uuids", "updates"))
     if updates is not None and not isinstance(updates, int):
         updates = np.array([_UNKNOWN if u is None else u for u in updates], np.int64)
-    return Block(first.schema, data, RowRuns.joined([b.runs for b in blocks]).merged(), uuids, updates)
+    return Block(first.schema, data, Steps.joined([b.runs for b in blocks]).merged(), uuids, updates)
 
 
 def _joined(values: list[Any], blocks: Sequence[Block]) -> Any:
@@ -119,17 +119,18 @@ def _rows(block: Block, lo: int, hi: int) -> Block:
     data = {name: axes[name].cut(v, lo, hi, block.length) for name, v in block.data.items()}
     uuids = block.uuids[lo:hi] if isinstance(block.uuids, np.ndarray) else block.uuids
     updates = block.updates[lo:hi] if isinstance(block.updates, np.ndarray) else block.updates
-    return replace(block, data=data, runs=block.runs.cut(lo, hi), uuids=uuids, updates=updates)
+    return replace(block, data=data, runs=_between(block.runs, lo, hi), uuids=uuids, updates=updates)
 
 
 def assemble(blocks: Sequence[Block], reward: str | None) -> Slab:
     """Lay blocks of one schema out as one shard."""
     schema = blocks[0].schema
-    order, runs = RowRuns.joined([b.runs for b in blocks]).by_env()
-    start, (env_id, position, length, episode) = runs.starts, runs
+    order, runs = _by_env(Steps.joined([b.runs for b in blocks]))
+    ends = offsets_of(runs.length)
+    start, env_id, position, length, episode = ends[:-1], runs.stream, runs.lo, runs.length, runs["episode"]
     for block in blocks:
         if block.length == 0 and block.single is not None:
-            start, length = np.r_[start, runs.rows], np.r_[length, 0]
+            start, length = np.r_[start, ends[-1]], np.r_[length, 0]
             env_id = np.r_[env_id, block.env_id]
             position, episode = np.r_[position, block.position], np.r_[episode, block.single]
     layout = Layout(order, start, length, np.array([b.length for b in blocks], np.int64), _segment_of(blocks, episode))
@@ -141,11 +142,27 @@ def assemble(blocks: Sequence[Block], reward: str | None) -> Slab:
     )  # fmt: skip
 
 
-def _env_rows(blocks: Sequence[Block], runs: RowRuns) -> int:
-    """Env rows of a slab of time. Episodes that were added whole are no such rows: they leave whole."""
-    if not len(runs.env) or blocks[0].single is not None:
+def _by_env(runs: Steps) -> tuple[Ints | None, Steps]:
+    """Rows in order of their env rows: where each was (None if they are so already), and their runs."""
+    if (runs.stream[1:] >= runs.stream[:-1]).all():
+        return None, runs.merged()
+    by = np.argsort(runs.stream, kind="stable")
+    return spans(offsets_of(runs.length)[:-1][by], runs.length[by]), runs.pick(by).merged()
+
+
+def _between(runs: Steps, lo: int, hi: int) -> Steps:
+    """Rows [lo, hi) of those that lie end to end."""
+    start = offsets_of(runs.length)
+    kept = np.flatnonzero((start[1:] > lo) & (start[:-1] < hi))
+    skip, upto = np.maximum(lo - start[kept], 0), np.minimum(hi - start[kept], runs.length[kept])
+    return runs.cut(kept, runs.lo[kept] + skip, runs.lo[kept] + upto)
+
+
+def _env_rows(blocks: Sequence[Block], runs: Steps) -> int:
+    """How many env rows a slab of time has. Episodes that were added whole are no such rows: they leave whole."""
+    if not len(runs) or blocks[0].single is not None:
         return 1
-    return 1 + int(np.count_nonzero(runs.env[1:] != runs.env[:-1]))
+    return 1 + int(np.count_nonzero(runs.stream[1:] != runs.stream[:-1]))
 
 
 def _arrays(schema: ShardSchema, blocks: Sequence[Block], layout: Layout) -> tuple[dict[str, Array], dict[str, Extent]]:

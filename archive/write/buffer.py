@@ -1,40 +1,113 @@
-"""One buffer of a writer: `w.buffer("demo")`. The writer's own verbs are those of its main buffer."""
+"""One buffer of a writer: steps come in as episodes or as streams of env rows, and leave by eviction."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import replace as replaced
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
 
-from archive.arrays import Ints
-from archive.fields import Schema
-from archive.write.bufferwriter import BufferWriter
+import numpy as np
+
+from archive.arrays import Ints, Memory
+from archive.base import FieldError, Losses, NotFoundError, UsageError, check_text, logger
+from archive.fields import Kinds, Schema
+from archive.manifest import BufferResume, KnownEpisode, Place, LiveRuns
+from archive.shard import SHARD_BYTES
+from archive.steps import Steps
+from archive.tables import NO_ENV
+from archive.write import cut, intake
+from archive.write.blocks import Block
+from archive.write.cut import Cut
+from archive.write.episodes import End, EpisodeRecord, Ids, SegmentRows
+from archive.write.intake import StepsPart, StepWeights, TakenSteps
+from archive.write.live import LiveSet
 from archive.write.pipeline import Changes
+from archive.write.slabs import Slabs, slab_bytes
+from archive.write.streams import AppendedRows, Assigned, Streams
+from archive.write.works import Describe, rows_alone
 
 if TYPE_CHECKING:
     import threading
 
     import pyarrow as pa
 
-
-class _Guard(Protocol):
-    def _entered(self) -> threading.RLock: ...
-    def _surface(self) -> None: ...
-    def _say(self, inner: BufferWriter, columns: Any, attributes: Any, progress: Any) -> None: ...
-    @property
-    def _changes(self) -> Changes: ...
+Say = Callable[["Buffer", Any, Any, Any], None]  # columns, attributes and progress
+_COLUMNS_BYTES = 16 * 1024 * 1024  # a piece of memory for columns; larger ones have their own
 
 
 class Buffer:
-    """One buffer of a writer: `w.buffer("demo")`; the writer's own verbs are those of its main buffer."""
+    """One buffer of a writer: `w.buffer("demo")`; the writer's own verbs are those of its main buffer.
 
-    def __init__(self, writer: _Guard, inner: BufferWriter) -> None:
-        self._writer = writer
-        self._inner = inner
+    Code that keeps a live buffer in step with the archive holds it by `exclusive()`, and needs beside the verbs
+    `declare`, `next_position`, `knows`, `live_runs` and `append_parts`; and memory for what it appends as `owned`,
+    `empty(shape, dtype)`, used before where there is such: new pages cost more than the copy. So is
+    `column(shape, dtype)`, for what a checkpoint copies.
+    """
+
+    def __init__(
+        self, name: str, place: Place, schema: Schema, memory: Memory, ids: Ids, changes: Changes, say: Say, *,
+        journaled: bool = False,
+    ) -> None:  # fmt: skip
+        """say: keeps values for the journal's next tick.  journaled: what leaves the buffer is noted for it."""
+        self._name = name
+        self._changes = changes
+        self._ids = ids
+        self._say = say
+        self._place = place
+        self._declared = schema
+        self.empty = memory.empty
+        self.column = Memory(_COLUMNS_BYTES, keep=4).empty
+        self.streams = Streams()
+        self.live_set = LiveSet((place.session, place.rank), journaled=journaled)
+        self.losses = Losses()
+        self._rows_of = SegmentRows(name, place, self.streams.records, ids)
+        self._step_weights = StepWeights()
+        self._slabs = Slabs(
+            changes, memory, self._shard_bytes, self._describing,
+            lambda shard: intake.reward_field(self._declared, shard), lambda: SHARD_BYTES,
+        )  # fmt: skip
+        self._kinds = Kinds(name)
+        self._intake = intake.StepIntake(self._kinds.known)
+        self._ended: list[int] = []  # episodes that ended with no step; replaced, or appended to
+        self._steps_at_send = 0  # live ones, when a shard was last sent off
+        changes.parts.append((self._mark, self._cut_back))
 
     @property
     def name(self) -> str:
-        return self._inner.name
+        return self._name
+
+    @property
+    def schema(self) -> Schema:
+        """What the fields mean of steps that are added now."""
+        return self._declared
+
+    @property
+    def journaled(self) -> bool:
+        """Whether its writer keeps a journal."""
+        return self.live_set.journaled
+
+    def _entered(self) -> threading.RLock:
+        """The lock, if the writer may be used here."""
+        return self._changes.entered()
+
+    def _mark(self) -> Any:
+        """All that a call may change, as it is."""
+        own = (self._declared, self._step_weights, self._steps_at_send, self._ended, len(self._ended))
+        return own, self.streams.mark(), self.live_set.mark(), self._slabs.mark(), self.losses.mark()
+
+    def _cut_back(self, mark: Any) -> None:
+        """Be as it was."""
+        own, streams, live, slabs, losses = mark
+        self._declared, self._step_weights, self._steps_at_send, self._ended, ended = own
+        del self._ended[ended:]
+        self.streams.cut_back(streams)
+        self.live_set.cut_back(live)
+        self._slabs.cut_back(slabs)
+        self.losses.cut_back(losses)
+
+    # -- adding -------------------------------------------------------------------------------------------------
 
     def add_episode(
         self,
@@ -61,14 +134,50 @@ class Buffer:
         first, last: whether its first and last step are there.
         schema: what the fields of this episode mean, where that is not what the writer was told.
         """
-        with self._writer._entered():
-            self._writer._surface()
-            with self._writer._changes(wait=True):
-                return self._inner.add_episode(
-                    steps, model_weights_uuid=model_weights_uuid, update_count=update_count, env_id=env_id,
-                    episode_id=episode_id, terminated=terminated, truncated=truncated, metadata=metadata,
-                    replace=replace, first=first, last=last, schema=schema,
-                )  # fmt: skip
+        with self._entered(), self._changes(surface=True):
+            taken = self._intake.take(steps, schema or self._declared)
+            fields, count = taken.fields, taken.fields.length
+            intake.check_rows(fields, last=last)
+            if replace and not intake.has_steps(fields):
+                self._ids.check_new(episode_id)
+            weights = intake.weights(model_weights_uuid, update_count, self._step_weights, fields)
+            metadata = intake.own_metadata(metadata)
+            env = NO_ENV if env_id is None else int(intake.env_ids(env_id, 1)[0])
+            if self.streams.open_episode(env) is not None:
+                raise UsageError(f"env {env} has an open episode; close it first with close_episodes([{env}])")
+            known = self.streams.records.number_of(episode_id) if replace and episode_id is not None else None
+            if known is not None and known in self.streams.open_episodes().values():
+                raise UsageError(
+                    f"episode {episode_id!r} is open, and cannot be replaced before it is closed: close_episodes()"
+                )
+            name, replaces = self._ids.named(episode_id, replace=replace)
+            self._kinds.add(taken.schema, fields.vague)
+            start = self.streams.next_position(env)
+            # an episode without steps takes a position too, so that it can be live and be named: its first one is the
+            # next
+            begin = start if count or last else start + 1
+            number = self._register(EpisodeRecord(name, env, begin, not first, metadata, replaces, taken.schema.digest))
+            if last:
+                self.streams.end(number, start + count, terminated=terminated, truncated=truncated)
+            self.streams.start_at(env, start + max(1, count), None if last or env == NO_ENV else number)
+            one = Steps(*(np.array([of]) for of in (env, start, start + count)), episode=np.array([number]))
+            self.live_set.add(one)
+            runs = one if count else one.pick(slice(0))
+            self._slabs.keep(
+                Block(taken.schema, fields.data, runs, weights.uuid, weights.update_count, number, env, start)
+            )
+            return name
+
+    def _register(self, record: EpisodeRecord) -> int:
+        records = self.streams.records
+        replaced = records.number_of(record.id) if record.replaces else None
+        if replaced is not None:
+            self.live_set.remove(np.array([replaced]))
+            self._ended = [i for i in self._ended if i != replaced]
+            earlier = records.fields_of(replaced)
+            if earlier != record.fields and self._slabs.has(earlier):
+                self._slabs.submit(earlier)  # the newest revision is the one written last
+        return records.add(record)
 
     def append(
         self,
@@ -84,6 +193,8 @@ class Buffer:
         update_count: Any = None,
         metadata: dict[str, Any] | None = None,
         positions: Any = None,
+        owned: bool = False,
+        declared: Schema | None = None,
     ) -> Ints:
         """Append rows to the streams of env rows; the position of each row.
 
@@ -91,61 +202,130 @@ class Buffer:
         id), or any mix in time order. Episodes begin at `first`, after `last` (or terminated or truncated), where
         `episode_ids` change and where `positions` (default: the next ones) jump; that closes the one before (reason
         "gap"). Of a run of one env, a single True means its first or its last row.
-        metadata: of the episodes that begin here.
+        metadata: of the episodes that begin here.  owned: the arrays are the buffer's from now on, and not copied.
+        declared: what these fields mean, where that is not what the writer was told.
         """
-        with self._writer._entered():
-            self._writer._surface()
-            with self._writer._changes(wait=True):
-                return self._inner.append(
-                    steps, env_ids=env_ids, first=first, last=last, episode_ids=episode_ids, terminated=terminated,
-                    truncated=truncated, model_weights_uuid=model_weights_uuid, update_count=update_count,
-                    metadata=metadata, positions=positions,
-                )  # fmt: skip
+        with self._entered(), self._changes(surface=True):
+            taken = self._intake.take(steps, declared or self._declared)
+            weights = intake.weights(model_weights_uuid, update_count, self._step_weights, taken.fields)
+            metadata = intake.own_metadata(metadata)
+            rows = intake.rows(
+                taken.fields.length, env_ids, first, last, episode_ids, terminated, truncated, positions
+            )  # fmt: skip
+            assigned = self._assigned(rows, taken, metadata)
+            self._keep(taken, weights, assigned.as_given, owned=owned)
+            return assigned.positions
 
-    def journal(
-        self,
-        columns: Mapping[str, Any] | None = None,
-        attributes: Mapping[str, Mapping[str, Any]] | None = None,
-        progress: Any = None,
-    ) -> None:
-        """Journal values with the next tick (a writer with `journal_s=`): see `Writer.journal`."""
-        with self._writer._entered():
-            self._writer._surface()
-            with self._writer._changes(wait=True):
-                self._writer._say(self._inner, columns, attributes, progress)
+    def append_parts(
+        self, parts: Iterable[StepsPart], stretches: Steps, *, first: Any, last: Any, episode_ids: Any,
+        terminated: Any, truncated: Any, metadata: dict[str, Any] | None,
+    ) -> None:  # fmt: skip
+        """As `append`, of steps that come in parts, each of which is the buffer's from now on; stretches: of all parts,
+        those of distinct env rows, in ascending order, end to end.
 
-    def next_position(self, env_id: int) -> int:
-        """Position that the next step of an env row gets; 0 for one that has none."""
-        with self._writer._entered():
-            return self._inner.next_position(env_id)
-
-    @contextmanager
-    def exclusive(self, *, bounded: bool = True) -> Iterator[BufferWriter]:
-        """What is behind this buffer, to nobody else's use meanwhile: several appends and evictions as one.
-
-        bounded: whether appending waits while much is being uploaded; else the copies queue up in memory.
+        Positions and episodes of all are found when the first is there.
         """
-        with self._writer._entered():
-            self._writer._surface()
-            with self._writer._changes(wait=bounded):
-                yield self._inner
+        metadata = intake.own_metadata(metadata)
+        length = int(stretches.length.sum())
+        rows = intake.rows(length, stretches, first, last, episode_ids, terminated, truncated, positions=None)
+        runs: Steps | None = None
+        for part in parts:
+            taken = self._intake.take(part.steps, self._declared)
+            weights = intake.weights(part.model_weights_uuid, part.update_count, self._step_weights, taken.fields)
+            if runs is None:
+                runs = self._assigned(rows, taken, metadata).runs
+            met = runs.meet(part.of)
+            self._keep(taken, weights, runs.cut(met.left, met.lo, met.hi), owned=True)
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """`with w.together():` all that is said within becomes durable at once, or not at all; other threads wait."""
-        with self._writer._entered():
-            yield
+    def _assigned(self, rows: AppendedRows, taken: TakenSteps, metadata: dict[str, Any]) -> Assigned:
+        """Positions and episodes of these rows, which are live from now on."""
+        if taken.whole:
+            intake.check_single(taken.fields, rows)
+        if not self._kinds.is_only(taken.schema):
+            self._check_same_fields(rows, taken)
+        self._kinds.add(taken.schema, taken.fields.vague)
+        assigned = self.streams.assign(rows, self._ids, metadata, taken.schema.digest)
+        self._ended += assigned.broken
+        self.live_set.add(assigned.runs)
+        return assigned
+
+    def _keep(self, taken: TakenSteps, weights: StepWeights, runs: Steps, *, owned: bool) -> None:
+        episode = int(runs["episode"][0]) if taken.whole and taken.fields.length else None
+        block = Block(taken.schema, taken.fields.data, runs, weights.uuid, weights.update_count, episode)
+        self._slabs.keep(block, owned=owned)
+
+    def _check_same_fields(self, rows: AppendedRows, taken: TakenSteps) -> None:
+        for env in rows.envs.tolist():
+            number = self.streams.open_episode(env)
+            before = "" if number is None else self.streams.records.fields_of(number)
+            if number is None or before in ("", taken.schema.digest):
+                continue
+            name = self.streams.records.id_of(number)
+            if rows.begins(env, name, self.streams.next_position(env)):
+                continue
+            if not self._kinds.only_guesses_differ(before, taken.schema):
+                raise FieldError(
+                    f"the steps of env {env} differ in fields, dtypes or shapes from the earlier steps of its open "
+                    f"episode {name!r} ({self._kinds.difference(before, taken.schema)}); give the same fields "
+                    "for all steps of an episode, or close it first"
+                )
+            if self._slabs.has(before):
+                self._slabs.submit(before)  # the earlier steps are written first
+            self.streams.records.refine(number, taken.schema.digest)
 
     def weights(self, uuid: Any = None, update_count: int | None = None) -> None:
         """Which weights make what is added to this buffer from now on."""
-        with self._writer._entered(), self._writer._changes(wait=True):
-            self._inner.set_weights(uuid, update_count)
+        with self._entered(), self._changes():
+            self._set_weights(uuid, update_count)
+
+    def _set_weights(self, uuid: Any, update_count: int | None) -> None:
+        self._step_weights = StepWeights(
+            None if uuid is None else check_text(str(uuid), "model_weights_uuid"),
+            None if update_count is None else intake.update_count(update_count),
+        )
+
+    def declare(self, schema: Schema) -> None:
+        """Say what the fields mean of steps that are added from now on."""
+        with self._entered(), self._changes():
+            self._declared = schema
+
+    # -- leaving ------------------------------------------------------------------------------------------------
 
     def evict(self, env_id: int | None = None, *, before: int | None = None, positions: Any = None) -> None:
         """Steps of an env row have left the buffer: all before a position, those in a range (start, stop), half-open,
         or those in a list or array of positions."""
-        with self._writer._entered(), self._writer._changes(wait=True):
-            self._inner.evict(env_id, before, positions)
+        with self._entered(), self._changes():
+            env = NO_ENV if env_id is None else int(env_id)
+            limit = self.streams.next_position(env)
+            if (before is None) == (positions is None):
+                raise UsageError("evict() takes before=POSITION or positions=[...], one of them")
+            if before is not None:
+                lo, hi = np.zeros(1, np.int64), np.array([min(int(before), limit)])
+            elif isinstance(positions, (tuple, range, slice)):
+                lo, hi = np.array(intake.position_range(positions, limit)).reshape(2, 1)
+            else:
+                lo = np.array(positions, np.int64).reshape(-1)
+                hi = lo + 1
+                if len(lo) and (int(lo.min()) < 0 or int(lo.max()) >= limit):
+                    raise UsageError(f"env {env} has positions 0 to {limit}; {int(lo.max())} cannot be evicted")
+            self.live_set.evict(Steps(np.full(len(lo), env), lo, hi))
+
+    def evict_before(self, env_ids: Ints, positions: Ints) -> None:
+        """All steps of these env rows before these positions, of which none is beyond the next, have left."""
+        with self._entered(), self._changes():
+            self.live_set.evict(Steps(np.array(env_ids), np.zeros_like(positions), np.array(positions)))
+
+    def overwritten(self, episodes: int, steps: int) -> None:
+        """So many steps left the buffer before they were appended: counted, and a warning the first time."""
+        with self._entered(), self._changes():
+            if not self.losses.mark():
+                logger.warning(
+                    "buffer %r: %d steps of %d env rows were overwritten before they were appended, and are lost to "
+                    "the archive; append more often, or make the ring longer. More of them are counted in `discarded` "
+                    "of the checkpoints",
+                    self.name, steps, episodes,
+                )  # fmt: skip
+            self.losses.add("overwritten", episodes, steps)
 
     def remove(self, episode_ids: str | Iterable[str], missing: str = "error") -> int:
         """All live steps of these episodes have left the buffer; how many. missing: "ignore" passes over ids that are
@@ -153,13 +333,24 @@ class Buffer:
 
         A recovery takes it back with the training, of prompts that were trained on after the checkpoint.
         """
-        with self._writer._entered(), self._writer._changes(wait=True):
-            return self._inner.remove(episode_ids, missing)
+        with self._entered(), self._changes():
+            names = [episode_ids] if isinstance(episode_ids, str) else list(episode_ids)
+            found = [(n, self.streams.records.number_of(n)) for n in names]
+            numbers = [number for _, number in found if number is not None]
+            if missing not in ("error", "ignore"):
+                raise UsageError(f"missing={missing!r}: give 'error', or 'ignore' to remove those that are there")
+            if len(numbers) < len(found) and missing == "error":
+                unknown = next(n for n, number in found if number is None)
+                raise NotFoundError(
+                    f"episode {unknown!r} is not in buffer {self.name!r}; w.live lists what is, and "
+                    "remove(ids, missing='ignore') passes over what is not; nothing was removed"
+                )
+            return self.live_set.remove(np.array(numbers, np.int64))
 
     def clear(self) -> None:
         """All steps have left the buffer. They stay in the archive."""
-        with self._writer._entered(), self._writer._changes(wait=True):
-            self._inner.live_set.clear()
+        with self._entered(), self._changes():
+            self.live_set.clear()
 
     def close_episodes(
         self,
@@ -170,11 +361,151 @@ class Buffer:
         reason: str | None = None,
     ) -> list[str]:
         """End the open episodes of these env rows (None: all) without another step; their ids."""
-        with self._writer._entered(), self._writer._changes(wait=True):
-            return self._inner.close_episodes(env_ids, terminated, truncated, reason)
+        with self._entered(), self._changes():
+            wanted = self.streams.open_episodes() if env_ids is None else np.atleast_1d(np.asarray(env_ids, np.int64))
+            numbers = []
+            for env in np.array(list(wanted), np.int64).tolist():
+                if (number := self.streams.close(env)) is not None:
+                    end = self.streams.next_position(env)
+                    self.streams.end(number, end, terminated=terminated, truncated=truncated, reason=reason)
+                    numbers.append(number)
+            self._ended += numbers
+            return [self.streams.records.id_of(number) for number in numbers]
+
+    # -- looking, and several calls as one ----------------------------------------------------------------------
+
+    def next_position(self, env_id: int) -> int:
+        """Position that the next step of an env row gets; 0 for one that has none."""
+        with self._entered():
+            return self.streams.next_position(int(env_id))
+
+    def knows(self, env_id: int) -> bool:
+        """Whether an env row has had steps, or was resumed."""
+        with self._entered():
+            return self.streams.knows(int(env_id))
+
+    def live_runs(self) -> tuple[LiveRuns, list[str]]:
+        """The live steps as runs of one episode each, in live order; and the episode id of each run."""
+        with self._entered():
+            runs = self.live_set.runs()
+            return runs, [self.streams.records.id_of(i) for i in runs.episode.tolist()]
 
     @property
     def live(self) -> pa.Table:
         """(env_id, position, length, episode_id) of the live steps, the order that columns follow."""
-        with self._writer._entered():
-            return self._inner.live
+        import pyarrow as pa
+
+        runs, names = self.live_runs()
+        columns = {
+            "env_id": pa.array(runs.env, mask=runs.env == NO_ENV), "position": runs.position, "length": runs.length,
+        }  # fmt: skip
+        return pa.table({**columns, "episode_id": pa.array(names, pa.string())})
+
+    @contextmanager
+    def exclusive(self, *, bounded: bool = True) -> Iterator[Self]:
+        """This buffer, to nobody else's use meanwhile: several appends and evictions as one.
+
+        bounded: whether appending waits while much is being uploaded; else the copies queue up in memory.
+        """
+        with self._entered(), self._changes(wait=bounded, surface=True):
+            self._changes.joined = True
+            try:
+                yield self
+            finally:
+                self._changes.joined = False
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """`with w.together():` all that is said within becomes durable at once, or not at all; other threads wait."""
+        with self._entered():
+            yield
+
+    def journal(
+        self,
+        columns: Mapping[str, Any] | None = None,
+        attributes: Mapping[str, Mapping[str, Any]] | None = None,
+        progress: Any = None,
+    ) -> None:
+        """Journal values with the next tick (a writer with `journal_s=`): see `Writer.journal`."""
+        with self._entered(), self._changes(surface=True):
+            self._say(self, columns, attributes, progress)
+
+    # -- for its writer -----------------------------------------------------------------------------------------
+
+    def _snapshot(self, *, columns: Any, attributes: Any, state: Any, incomplete: str) -> Cut:
+        """This buffer as it stands, copied, for a checkpoint."""
+        opened = {env: self.streams.records.id_of(i) for env, i in self.streams.open_episodes().items()}
+        made = cut.make(
+            self.name, (self._place.session, self._place.rank), self.live_set.runs(), self.streams.records,
+            self.live_set.streams, (self.streams.positions(), opened), columns=columns, attributes=attributes,
+            state=state, incomplete=incomplete, empty=self.column,
+        )  # fmt: skip
+        return replaced(made, discarded=self.losses.unreported(made.discarded))
+
+    def live_rows(self) -> pa.Table:
+        """The live steps as rows of the live table."""
+        place = (self._place.session, self._place.rank)
+        return cut.live_table(self.name, place, self.live_set.runs(), self.live_set.streams)
+
+    def _take_over(self, resume: BufferResume) -> None:
+        """Take over live steps, positions and open episodes; the buffer must be new."""
+        places = [self.streams.records.add(_record(episode)) for episode in resume.episodes]
+        runs = resume.runs._replace(episode=np.array(places, np.int64)[resume.runs.episode])
+        self.live_set.resume(runs, resume.streams, resume.next_positions)
+        for number, episode in zip(places, resume.episodes, strict=True):
+            if episode.unfinished is None:
+                end = End(episode.begin + episode.stored, self.streams.epoch, broken=episode.broken)
+                self.streams.records.close(number, end)
+        for reason, counts in resume.dropped.items():
+            self.losses.add(reason, counts["episodes"], counts["steps"])
+        for env, position in resume.next_positions.items():
+            place = resume.open_episodes.get(env)
+            self.streams.start_at(env, position, None if place is None else places[place])
+        for place in resume.to_close:
+            record = self.streams.records[places[place]]
+            self.streams.end(places[place], record.begin + record.stored, truncated=True, reason="resumed")
+            self._ended.append(places[place])
+
+    def _submit(self) -> None:
+        """Everything pending is ready for the store."""
+        self._slabs.submit_all()
+        if self._ended:
+            ended, self._ended = self._ended, []
+            self._changes.add(rows_alone("segments", lambda: self._rows_of.closing(ended)))
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of steps that are not handed in yet."""
+        return self._slabs.nbytes
+
+    @property
+    def pending_steps(self) -> int:
+        """Steps that are not handed in yet."""
+        return self._slabs.steps
+
+    def _shard_bytes(self, piece: Block) -> int:
+        """Bytes of a shard: of env rows that advance together, and so are evicted together, it holds a slab of time."""
+        rows = self.streams.env_rows
+        if rows < 2:
+            return SHARD_BYTES
+        step_bytes = max(1, piece.nbytes // max(1, piece.length))
+        return slab_bytes(self._steps_at_send * step_bytes, rows, step_bytes, SHARD_BYTES)
+
+    def _describing(self) -> Describe:
+        """What describes the segments of the blocks that are sent off now."""
+        self._steps_at_send = self.live_set.steps_at_most
+        epoch = self.streams.epoch
+        self.streams.epoch += 1
+        return partial(self._rows_of.describe, epoch)
+
+
+def _record(episode: KnownEpisode) -> EpisodeRecord:
+    """What is known of an episode that a new writer takes over."""
+    record = EpisodeRecord(episode.id, episode.env_id, episode.begin, episode.headless)
+    record.stored, rest = episode.stored, episode.unfinished
+    if rest is None:
+        record.sealed = True
+    else:
+        record.predecessor, record.returned = rest.predecessor, rest.returned
+        record.metadata = dict(rest.metadata)
+    return record

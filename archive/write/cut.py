@@ -15,7 +15,7 @@ from archive.base import ColumnError, UsageError, cached_property, check_text, e
 from archive.fields import dtypes, nesting
 from archive.fields.state import trees
 from archive.manifest import OWN, LiveRuns, Stream
-from archive.write.episodes import EpisodeRecord, EpisodeRecords
+from archive.write.episodes import EpisodeRecords
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -129,7 +129,7 @@ def _incomplete(
     full = runs.pick(runs.length > 0)
     begun = set(zip(full.episode.tolist(), full.env.tolist(), full.position.tolist(), strict=True))
     each = zip(numbers.tolist(), live.tolist(), strict=True)
-    why = np.array([_lack(number, records[number], steps, begun, following) for number, steps in each], object)
+    why = np.array([_lack(number, records, steps, begun, following) for number, steps in each], object)
     counts = {
         reason: {"episodes": int((why == reason).sum()), "steps": int(live[why == reason].sum())}
         for reason in ("headless", "open")
@@ -139,15 +139,16 @@ def _incomplete(
 
 
 def _lack(
-    number: int, record: EpisodeRecord, live: int, begun: set[tuple[int, int, int]], following: Mapping[int, int]
+    number: int, records: EpisodeRecords, live: int, begun: set[tuple[int, int, int]], following: Mapping[int, int]
 ) -> str:  # fmt: skip
     """Why an episode is not complete: its first step is not live, or the last, or one between; "" if it is.
     live: how many steps are; begun: episode, env row and position where runs of live steps begin."""
-    end = following.get(record.env_id, record.begin) if record.end is None else record.end
-    has_first = end == record.begin or (number, record.env_id, record.begin) in begun
+    record, end = records[number], records.end(number)
+    stop = following.get(record.env_id, record.begin) if end is None else end.position
+    has_first = stop == record.begin or (number, record.env_id, record.begin) in begun
     if record.headless or not has_first:
         return "headless"
-    return "" if record.end is not None and not record.broken and live == end - record.begin else "open"
+    return "" if end is not None and not end.broken and live == stop - record.begin else "open"
 
 
 def column(name: str, value: Any, runs: LiveRuns, records: EpisodeRecords, empty: Empty = np.empty) -> Column:

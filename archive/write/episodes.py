@@ -4,8 +4,7 @@ and the rows of the segments table."""
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from archive import tables
 from archive.arrays import Ints, Mask
-from archive.base import DuplicateEpisodeError, FieldError, Undo, check_text, jsontree
+from archive.base import DuplicateEpisodeError, FieldError, check_text, jsontree
 from archive.fields import ShardSchema
 from archive.manifest import Place, chains
 
@@ -25,112 +24,93 @@ if TYPE_CHECKING:
 NONE = -1
 
 
-@dataclass(slots=True)
-class EpisodeRecord:
-    """What the writer knows of an episode; `stored` and below are what its written segments add up to."""
+class End(NamedTuple):
+    """How an episode ended: `position` is that after its last step, `epoch` the one in which that was said. A broken
+    one ended without a last step; `reason` says why."""
 
-    id: str
-    env_id: int
-    headless: bool = False
-    metadata: dict[str, Any] = field(default_factory=dict)
-    replaces: bool = False
-    end: int | None = None  # position after its last step, once it has ended
-    ended: int = 0  # in which epoch that was
-    broken: bool = False  # it ended without a last step (reason says why)
-    sealed: bool = False  # a segment row says that it has ended
+    position: int
+    epoch: int
     terminated: bool | None = None
     truncated: bool | None = None
     reason: str | None = None
-    begin: int = (
-        0  # position of its first step in its env row, or where that will stand (before the row's live part, if
-    )
-    # it has left); `end` is as many positions on as it has steps
-    fields: str = ""  # digest of its fields, which must not change in the middle
-    stored: int = 0
-    returned: float | None = None
-    predecessor: str | None = None
-    weights: tuple[str | None, int | None] = (None, None)  # uuid and update count of its newest written segment
+    broken: bool = False
 
 
-class NewEpisodes(NamedTuple):
-    """What the episodes that a call begins have in common, and where their ids come from."""
-
-    claim: Callable[[str], bool]  # refuses an id that was given, or says whether it takes the place of another
-    take: Callable[[int], int]  # so many new ids: the number of the first
-    name: Callable[[int], str]  # the id of that number
-    metadata: dict[str, Any]
-    fields: str = ""
-
-    def named(self, given: str | None) -> tuple[str, bool]:
-        """The id of one episode, which may have been given; and whether it replaces another of that id."""
-        return (self.name(self.take(1)), False) if given is None else (given, self.claim(given))
-
-
-class Ends(NamedTuple):
-    """Where each of some episodes ends (the position after its last step; NONE: it is open), and how: terminated and
-    truncated are 0, 1 or NONE."""
+class RunEnds(NamedTuple):
+    """Where each of some runs ends its episode (NONE: it is open), and how: terminated and truncated are 0, 1 or
+    NONE."""
 
     position: Ints
     terminated: Ints
     truncated: Ints
     epoch: int
 
-    @classmethod
-    def none(cls, count: int, epoch: int) -> Ends:
-        """Of episodes that are all open."""
-        position, terminated, truncated = np.full((3, count), NONE)
-        return cls(position, terminated, truncated, epoch)
+    def pick(self, index: Ints) -> RunEnds:
+        return RunEnds(self.position[index], self.terminated[index], self.truncated[index], self.epoch)
 
-    def pick(self, index: Ints) -> Ends:
-        return Ends(self.position[index], self.terminated[index], self.truncated[index], self.epoch)
-
-    def mark(self, i: int, record: EpisodeRecord) -> None:
-        """Put the end of the i-th episode into its record."""
-        record.end, record.ended = int(self.position[i]), self.epoch
-        record.terminated, record.truncated = (
-            None if values[i] == NONE else bool(values[i]) for values in (self.terminated, self.truncated)
-        )
+    def end(self, i: int) -> End | None:
+        """The end that run i is; None if it is none."""
+        if self.position[i] == NONE:
+            return None
+        terminated, truncated = (None if v[i] == NONE else bool(v[i]) for v in (self.terminated, self.truncated))
+        return End(int(self.position[i]), self.epoch, terminated, truncated)
 
 
-class Begun(NamedTuple):
-    """Episodes that one call begins, as arrays: thousands of records would keep the caller waiting."""
+@dataclass(slots=True)
+class EpisodeRecord:
+    """What the writer knows of an episode; `stored` and below are what its written segments add up to."""
 
-    new: NewEpisodes
+    id: str
+    env_id: int
+    # position of its first step in its env row, or where that will stand (before the row's live part, if it has left);
+    # its end is as many positions on as it has steps
+    begin: int = 0
+    headless: bool = False
+    metadata: dict[str, Any] = field(default_factory=dict)
+    replaces: bool = False
+    fields: str = ""  # digest of its fields when it began, which must not change in the middle
+    earlier: int | None = None  # the number of the revision that had its id before
+    stored: int = 0
+    returned: float | None = None
+    predecessor: str | None = None
+    weights: tuple[str | None, int | None] = (None, None)  # uuid and update count of its newest written segment
+    sealed: bool = False  # a segment row says that it has ended
+
+
+class Lot(NamedTuple):
+    """Episodes that one call begins, as arrays: thousands of records would keep the caller waiting. `first`: the number
+    of the first of them; `first_id`: of its id, where they get new ones."""
+
+    first: int
+    ids: Ids
+    metadata: dict[str, Any]
+    fields: str
     env: Ints
     begin: Ints
     headless: Mask
-    ends: Ends
-
-    def record(self, i: int, name: str, replaces: bool = False) -> EpisodeRecord:
-        new = self.new
-        made = EpisodeRecord(name, int(self.env[i]), bool(self.headless[i]), new.metadata, replaces, fields=new.fields)
-        made.begin = int(self.begin[i])
-        if self.ends.position[i] != NONE:
-            self.ends.mark(i, made)
-        return made
-
-
-class _Lot(NamedTuple):
-    """Begun episodes under new ids: the number of the first among the episodes, and of its id."""
-
-    first: int
-    number: int
-    begun: Begun
+    ends: RunEnds | None
+    first_id: int = 0
 
     def name(self, i: int) -> str:
-        return self.begun.new.name(self.number + i)
+        return self.ids.name(self.first_id + i)
+
+    def record(self, i: int, name: str) -> EpisodeRecord:
+        about = (int(self.env[i]), int(self.begin[i]), bool(self.headless[i]))
+        return EpisodeRecord(name, *about, metadata=self.metadata, fields=self.fields)
 
 
 class EpisodeRecords:
     """The records, numbered from 0. One thread adds episodes; those in the background look at what was added before.
 
     A record is made when somebody asks for it, and ids are looked up in what was made up when somebody first did.
+    An episode ends once. So all that a call changes is appended, and `cut_back` takes it off again.
     """
 
-    def __init__(self, undo: Undo) -> None:
-        self._undo = undo
+    def __init__(self) -> None:
         self._made: dict[int, EpisodeRecord] = {}
-        self._lots: list[_Lot] = []
+        self._lots: list[Lot] = []
+        self._ends: dict[int, End] = {}  # of those that did not end in the call that began them
+        self._refined: Mapping[int, str] = {}  # the fields of episodes, where more is known of these since they began
         self._numbers: dict[str, int] = {}
         self._named = 0  # so many lots are in there
         self._count = 0
@@ -138,12 +118,33 @@ class EpisodeRecords:
     def __len__(self) -> int:
         return self._count
 
+    def mark(self) -> Any:
+        """How far it is."""
+        return self._count, len(self._lots), len(self._ends), self._refined
+
+    def cut_back(self, mark: Any) -> None:
+        """Be no further than that."""
+        count, lots, ends, self._refined = mark
+        for number in range(self._count - 1, count - 1, -1):
+            record = self._made.get(number)
+            if record is not None and self._numbers.get(record.id) == number:
+                if record.earlier is None:
+                    del self._numbers[record.id]
+                else:
+                    self._numbers[record.id] = record.earlier
+            self._made.pop(number, None)
+        self._named = min(self._named, lots)
+        del self._lots[lots:]
+        while len(self._ends) > ends:
+            self._ends.popitem()
+        self._count = count
+
     def __getitem__(self, number: int) -> EpisodeRecord:
         found = self._made.get(number)
         if found is None:
             lot = self._lot(number)
             at = number - lot.first
-            found = self._made.setdefault(number, lot.begun.record(at, lot.name(at)))  # another thread's, if it came
+            found = self._made.setdefault(number, lot.record(at, lot.name(at)))  # another thread's, if it came
         return found
 
     def id_of(self, number: int) -> str:
@@ -154,7 +155,16 @@ class EpisodeRecords:
         lot = self._lot(number)
         return lot.name(number - lot.first)
 
-    def _lot(self, number: int) -> _Lot:
+    def end(self, number: int) -> End | None:
+        """How it ended; None if it is open."""
+        found = self._ends.get(number)
+        if found is None and self._lots and self._lots[0].first <= number:
+            lot = self._lot(number)
+            at = number - lot.first
+            found = lot.ends.end(at) if lot.ends is not None and at < len(lot.env) else None
+        return found
+
+    def _lot(self, number: int) -> Lot:
         at = bisect_right(self._lots, number, key=lambda lot: lot.first) - 1
         if number >= self._count or at < 0:
             raise IndexError(number)
@@ -163,61 +173,65 @@ class EpisodeRecords:
     def number_of(self, name: str) -> int | None:
         """The episode of that id, the newest of several revisions; None if there is none."""
         for lot in self._lots[self._named :]:
-            for i in range(len(lot.begun.env)):
+            for i in range(len(lot.env)):
                 self._numbers.setdefault(lot.name(i), lot.first + i)
         self._named = len(self._lots)
         number = self._numbers.get(name)
         taken_back = number is None or number >= self._count or self.id_of(number) != name
         return None if taken_back else number
 
-    def add(self, *records: EpisodeRecord) -> int:
-        """Keep records under the next numbers; the first of these."""
-        first = self._grow(len(records))
-        for number, record in enumerate(records, first):
-            self.number_of(record.id)  # the older ones are in, so this one is what its id means
-            self._undo.key(self._numbers, record.id)
-            self._made[number] = record
-            self._numbers[record.id] = number
-        return first
+    def fields_of(self, number: int) -> str:
+        """The digest of its fields, as far as they are known."""
+        return self._refined.get(number, self[number].fields)
 
-    def begin(self, begun: Begun) -> None:
-        """Keep episodes under the next numbers, and under new ids."""
-        if len(begun.env):
-            number = begun.new.take(len(begun.env))
-            self._undo.attributes(self, "_named")
-            self._undo.length(self._lots)
-            self._lots.append(_Lot(self._count, number, begun))
-            self._grow(len(begun.env))
+    def refine(self, number: int, fields: str) -> None:
+        """Its fields are known better now."""
+        self._refined = {**self._refined, number: fields}
 
-    def _grow(self, by: int) -> int:
-        self._undo.attributes(self, "_count")
-        self._undo.keys_from(self._made, self._count)
-        self._count += by
-        return self._count - by
+    def add(self, record: EpisodeRecord) -> int:
+        """Keep a record under the next number, which is returned."""
+        number = self._count
+        record.earlier = self.number_of(record.id)  # so the older ones are in
+        self._made[number] = record
+        self._numbers[record.id] = number
+        self._count += 1
+        return number
+
+    def begin(self, lot: Lot, names: Sequence[str | None] | None) -> None:
+        """Keep episodes under the next numbers, under these ids or new ones (None)."""
+        if names is None:
+            self._lots.append(lot._replace(first_id=lot.ids.take(len(lot.env))))
+            self._count += len(lot.env)
+            return
+        for i, name in enumerate(names):
+            number = self.add(lot.record(i, lot.ids.named(name)[0]))
+            if lot.ends is not None and (end := lot.ends.end(i)) is not None:
+                self.close(number, end)
+
+    def close(self, number: int, end: End) -> None:
+        """An episode has ended."""
+        self._ends[number] = end
 
 
 class Ids:
     """Episode ids of one writer: new ones, and the claim to those that the user gives."""
 
-    def __init__(self, place: Place, known: Callable[[], Set[str]], undo: Undo | None = None) -> None:
-        self._undo = undo or Undo()
+    def __init__(self, place: Place, known: Callable[[], Set[str]]) -> None:
         self._prefix = f"{place.session}-{place.rank:05d}-"
         self._count = 0
         self.sequence = 0  # of the next segment of this rank and session, over all buffers
         self._load = known
         self._known: Set[str] | None = None  # of what is committed; others' come to it as it goes
-        self._own: set[str] = set()  # given by the user
-        self._new: list[str] = []  # claimed by the call under way
+        self._own: dict[str, None] = {}  # given by the user
 
-    @contextmanager
-    def undone_on_error(self) -> Iterator[None]:
-        """What is claimed within is given back if the call is refused."""
-        self._new.clear()
-        try:
-            yield
-        except BaseException:
-            self._own.difference_update(self._new)
-            raise
+    def mark(self) -> int:
+        """How many were given."""
+        return len(self._own)
+
+    def cut_back(self, mark: int) -> None:
+        """Those that were given since are free again."""
+        while len(self._own) > mark:
+            self._own.popitem()
 
     def take(self, count: int) -> int:
         """So many new ids: the number of the first; the others follow."""
@@ -228,13 +242,19 @@ class Ids:
         """The new id of that number."""
         return f"{self._prefix}{number:09d}"
 
-    def episodes(self, metadata: dict[str, Any], fields: str, *, replace: bool) -> NewEpisodes:
-        """What begins episodes of these fields; an id that is known is refused, unless they are to `replace` others."""
-
-        def claim(name: str) -> bool:
-            return self.claim(check_text(name, "episode_id"), replace=replace)
-
-        return NewEpisodes(claim, self.take, self.name, metadata, fields)
+    def named(self, given: str | None, *, replace: bool = False) -> tuple[str, bool]:
+        """The id of one episode, which may have been given; and whether it replaces another of that id, if there is
+        one: it may be committed meanwhile. A known id that replaces none is refused."""
+        if given is None:
+            return self.name(self.take(1)), False
+        name = check_text(given, "episode_id")
+        if not replace and self._is_known(name):
+            raise DuplicateEpisodeError(
+                f"the archive already has an episode {name!r}; give another id, or replace=True (with all of its "
+                "steps) for a new revision"
+            )
+        self._own[name] = None
+        return name, replace
 
     def check_new(self, name: str | None) -> None:
         """Refuse to replace a known episode by one of which no step is given."""
@@ -250,21 +270,6 @@ class Ids:
         if self._known is None:
             self._known = self._load()
         return name in self._known or name in self._own or name.startswith(self._prefix)
-
-    def claim(self, name: str, *, replace: bool) -> bool:
-        """Whether the id takes the place of another, if there is one: it may be committed meanwhile. One that is known
-        and replaces none is refused."""
-        known = self._is_known(name)
-        if known and not replace:
-            raise DuplicateEpisodeError(
-                f"the archive already has an episode {name!r}; give another id, or replace=True (with all of its "
-                "steps) for a new revision"
-            )
-        self._undo.member(self._own, name)
-        if name not in self._own:
-            self._own.add(name)
-            self._new.append(name)
-        return replace
 
 
 class SegmentRows:
@@ -300,8 +305,9 @@ class SegmentRows:
         )  # fmt: skip
 
     def _segment(self, index: int, position: int, length: int, epoch: int) -> dict[str, Any]:
-        record = self._records[index]
-        ends = record.end is not None and position + length == record.end and record.ended <= epoch
+        record, end = self._records[index], self._records.end(index)
+        if end is not None and (position + length != end.position or end.epoch > epoch):
+            end = None
         row = {
             "index": index,
             "episode_id": record.id,
@@ -309,31 +315,32 @@ class SegmentRows:
             "predecessor": record.predecessor,
             "replaces": record.replaces and record.predecessor is None,
             "first": record.predecessor is None and not record.headless,
-            "last": ends and not record.broken,
-            "terminated": record.terminated if ends else None,
-            "truncated": record.truncated if ends else None,
-            "reason": record.reason if ends else None,
+            "last": end is not None and not end.broken,
+            "terminated": end and end.terminated,
+            "truncated": end and end.truncated,
+            "reason": end and end.reason,
             "episode_start": record.stored,
             "metadata": jsontree.dumps(record.metadata, where="metadata") if record.metadata else None,
         }
         record.predecessor = chains.address(self._place.session, self._place.rank, self._ids.sequence)
         record.stored += length
-        record.sealed = record.sealed or ends
+        record.sealed = record.sealed or end is not None
         self._ids.sequence += 1
         return row
 
     def closing(self, closed: Sequence[int]) -> pa.Table | None:
         """A row of length 0 for each episode that ended after its last steps were written."""
         records = self._records
-        late = [i for i in closed if not records[i].sealed]
-        rows = [self._segment(i, records[i].end or 0, 0, records[i].ended) for i in late]
+        late = {i: end for i in closed if (end := records.end(i)) is not None and not records[i].sealed}
+        rows = [self._segment(i, end.position, 0, end.epoch) for i, end in late.items()]
         if not rows:
             return None
         columns = {name: [row[name] for row in rows] for name in rows[0] if name != "index"}
         schema = ShardSchema(()).dumps()
         return self._table(
-            columns, length=0, env_id=[records[i].env_id for i in late], position=[records[i].end for i in late],
-            schema=schema, model_weights_uuids=[[] for _ in late], **{"return": [records[i].returned for i in late]},
+            columns, length=0, env_id=[records[i].env_id for i in late],
+            position=[end.position for end in late.values()], schema=schema, model_weights_uuids=[[] for _ in late],
+            **{"return": [records[i].returned for i in late]},
         )  # fmt: skip
 
     def _table(self, columns: dict[str, Any], **more: Any) -> pa.Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,72 +15,96 @@ from archive.fields import (
     Array,
     Fields,
     FieldSpec,
+    Path,
     Ragged,
     Schema,
     ShardSchema,
-    flatten,
     nesting,
     shard_schema,
     to_path,
 )
 from archive.fields.axes import Axis, axis_of, normalise
+from archive.steps import Steps
 from archive.write.blocks import Block
-from archive.write.rowruns import EnvRuns
-from archive.write.streams import Rows
+from archive.write.streams import AppendedRows
 
 _MAX_UPDATE = np.iinfo(np.int64).max
 REWARDS = (("reward",), ("rewards",), ("next", "reward"))
 
 
-class Weights(NamedTuple):
+class StepWeights(NamedTuple):
     """Which weights made the steps: one value, or one a step."""
 
     uuid: Array | str | None = None
     update_count: Ints | int | None = None
 
 
-def steps(nest: Any, schema: Schema, known: Mapping[str, FieldSpec]) -> tuple[Fields, ShardSchema]:
-    """The fields of some steps, their rows in agreement.
-    Empty lists are of the kind that their field is `known` to be."""
-    fields = _of_known_kind(normalise(nest, schema), known)
-    return fields, shard_schema(fields.specs, schema)
+class TakenSteps(NamedTuple):
+    """The fields of some steps, in stored form. whole: some field is not one row a step, so that the steps must belong
+    to one episode."""
+
+    fields: Fields
+    schema: ShardSchema
+    whole: bool
 
 
-class Alike(NamedTuple):
-    """What steps are whose arrays were stored as they were given, one row a step: more of the kind need no second
-    look."""
+class StepIntake:
+    """Takes in the steps of one buffer. Those that are like the last ones need no second look, where arrays are stored
+    as they are given, one row a step."""
 
-    fields: Fields  # without its arrays
-    rows: dict[str, Array]  # of each field none, as they were given
+    def __init__(self, known: Mapping[str, FieldSpec]) -> None:
+        """known: of which kind fields were; empty lists are of that kind."""
+        self._known = known
+        self._declared: Schema | None = None
+        self._last: TakenSteps | None = None
+        self._like: dict[str, Any] = {}  # the nest of the last steps: of each array its name and what a row of it is
 
-    @classmethod
-    def of(cls, nest: Any, fields: Fields) -> Alike | None:
-        """Of steps and their fields; None if an array was changed, or looked through."""
-        given = _named(nest)
-        as_given = all(_is_plain(given[name], fields, name) for name in given)
-        return cls(fields._replace(data={}), {n: leaf[:0] for n, leaf in given.items()}) if as_given else None
-
-    def more(self, nest: Any) -> Fields | None:
-        """The fields of other steps, if they are of this kind."""
-        given = _named(nest)
-        if given.keys() != self.rows.keys() or not all(_same_rows(given[n], rows) for n, rows in self.rows.items()):
-            return None
-        lengths = {len(leaf) for leaf in given.values()}
-        return self.fields._replace(length=lengths.pop(), data=given) if len(lengths) == 1 else None
-
-
-def _named(nest: Any) -> dict[str, Any]:
-    return {escape_path(path): leaf for path, leaf in flatten(nest)}
-
-
-def _is_plain(leaf: Any, fields: Fields, name: str) -> bool:
-    spec = fields.specs.get(name)
-    as_given = isinstance(leaf, np.ndarray) and fields.data.get(name) is leaf and not leaf.dtype.hasobject
-    return as_given and spec is not None and spec.axis == "step" and not spec.next_of
+    def take(self, nest: Any, declared: Schema) -> TakenSteps:
+        """The fields of some steps, their rows in agreement."""
+        data: dict[str, Any] = {}
+        if self._last is not None and self._declared is declared and _matches(nest, self._like, data):
+            lengths = set(map(len, data.values()))
+            if len(lengths) == 1:
+                return self._last._replace(fields=self._last.fields._replace(length=lengths.pop(), data=data))
+        fields = _of_known_kind(normalise(nest, declared), self._known)
+        found = TakenSteps(fields, shard_schema(fields.specs, declared), has_whole_fields(fields))
+        like = None if fields.vague else _like(nest, fields, ())
+        self._like, self._declared = like or {}, declared
+        self._last = found._replace(fields=fields._replace(data={})) if like else None
+        return found
 
 
-def _same_rows(leaf: Any, rows: Array) -> bool:
-    return isinstance(leaf, np.ndarray) and leaf.dtype == rows.dtype and leaf.shape[1:] == rows.shape[1:]
+def _matches(nest: Any, like: dict[str, Any], out: dict[str, Any]) -> bool:
+    """Whether a nest has arrays of the same kinds at the same places; they are put into `out` by their names."""
+    if type(nest) is not dict or nest.keys() != like.keys():
+        return False
+    for key, leaf in nest.items():
+        kind = like[key]
+        if type(kind) is dict:
+            if not _matches(leaf, kind, out):
+                return False
+        elif type(leaf) is np.ndarray and leaf.dtype == kind[1] and leaf.ndim and leaf.shape[1:] == kind[2]:
+            out[kind[0]] = leaf
+        else:
+            return False
+    return True
+
+
+def _like(nest: Any, fields: Fields, path: Path) -> dict[str, Any] | None:
+    """A nest with (name, dtype, shape of a row) for each array; None if one was changed, or looked through."""
+    if type(nest) is not dict or not nest:
+        return None
+    out: dict[str, Any] = {}
+    for key, leaf in nest.items():
+        if isinstance(leaf, dict):
+            out[key] = _like(leaf, fields, (*path, key))
+        else:
+            name = escape_path((*path, key))
+            spec = fields.specs.get(name)
+            as_given = type(leaf) is np.ndarray and fields.data.get(name) is leaf and not leaf.dtype.hasobject
+            plain = as_given and spec is not None and spec.axis == "step" and not spec.next_of
+            out[key] = (name, leaf.dtype, leaf.shape[1:]) if plain else None
+    return None if None in out.values() else out
 
 
 def _of_known_kind(fields: Fields, known: Mapping[str, FieldSpec]) -> Fields:
@@ -121,9 +145,9 @@ def has_steps(fields: Fields) -> bool:
     return any(axis.of_steps for axis in axes(fields).values())
 
 
-def weights(uuid: Any, update_count: Any, default: Weights, fields: Fields) -> Weights:
+def weights(uuid: Any, update_count: Any, default: StepWeights, fields: Fields) -> StepWeights:
     """The weights of these steps: given for all, per step or by a field's name; else those set before."""
-    return Weights(
+    return StepWeights(
         default.uuid if uuid is None else _uuids(uuid, fields),
         default.update_count if update_count is None else _updates(update_count, fields),
     )
@@ -183,11 +207,11 @@ def _per_step(array: Array, what: str, fields: Fields) -> Array:
     return array
 
 
-class Part(NamedTuple):
+class StepsPart(NamedTuple):
     """Some steps of those that are appended together: their nest, and what else is known of each."""
 
     steps: Any
-    of: EnvRuns
+    of: Steps
     model_weights_uuid: Any
     update_count: Any
 
@@ -212,8 +236,6 @@ def env_ids(value: Any, length: int) -> Ints:
 
 def mask(value: Any, length: int, what: str, *, run_at: int | None = None) -> Any:
     """A mask a row. One True stands for all rows, or, of a run of steps of one env, for the row at `run_at`."""
-    if value is None:
-        return None
     array = np.asarray(nesting.as_array(value if not isinstance(value, tuple) else list(value), what)).astype(bool)
     if array.ndim == 0 and run_at is not None:
         out = np.zeros(length, bool)
@@ -226,40 +248,41 @@ def mask(value: Any, length: int, what: str, *, run_at: int | None = None) -> An
     return array.reshape(-1)
 
 
-def texts(value: Any, length: int, what: str) -> Sequence[str | None] | None:
+def texts(value: Any, length: int, what: str) -> Array:
     """A string or None a row; one string stands for all rows."""
-    if value is None:
-        return None
     values = [value] * length if isinstance(value, str) else list(value)
     if len(values) != length:
         raise UsageError(f"{what} has {len(values)} values for {length} rows; give one a row")
-    return [None if v is None else check_text(v if isinstance(v, str) else str(v), what) for v in values]
+    out = np.empty(length, object)
+    out[:] = [None if v is None else check_text(v if isinstance(v, str) else str(v), what) for v in values]
+    return out
 
 
 def rows(
     length: int, given_envs: Any, first: Any, last: Any, episode_ids: Any, terminated: Any, truncated: Any,
     positions: Any
-) -> Rows:  # fmt: skip
+) -> AppendedRows:  # fmt: skip
     """Where the appended rows belong; of a run of steps of one env (one id), a single True is its first or last row."""
-    by_runs = isinstance(given_envs, EnvRuns)
+    by_runs = isinstance(given_envs, Steps)
     run = given_envs is not None and not by_runs and np.ndim(given_envs) == 0
-    given_masks = {"first": first, "last": last, "terminated": terminated, "truncated": truncated}
-    places = {n: (0 if n == "first" else -1) if run else None for n in given_masks}
-    masks = {n: mask(v, length, n, run_at=places[n]) for n, v in given_masks.items()}
-    if masks["last"] is None and (terminated is not None or truncated is not None):
-        none = np.zeros(length, bool)
-        masks["last"] = (none if masks["terminated"] is None else masks["terminated"]) | (
-            none if masks["truncated"] is None else masks["truncated"]
-        )
-    given = None if positions is None else np.broadcast_to(np.asarray(positions, np.int64), length)
-    return Rows(
-        given_envs if by_runs else env_ids(given_envs, length),
-        masks["first"], masks["last"], masks["terminated"], masks["truncated"],
-        texts(episode_ids, length, "episode_ids"), given,
+    at = -1 if run else None
+    masks = {
+        "first": None if first is None else mask(first, length, "first", run_at=0 if run else None),
+        "last": None if last is None else mask(last, length, "last", run_at=at),
+        "terminated": None if terminated is None else mask(terminated, length, "terminated", run_at=at),
+        "truncated": None if truncated is None else mask(truncated, length, "truncated", run_at=at),
+    }
+    if last is None and (terminated is not None or truncated is not None):
+        ended = [mask for mask in (masks["terminated"], masks["truncated"]) if mask is not None]
+        masks["last"] = np.logical_or.reduce(ended)
+    return AppendedRows(
+        given_envs if by_runs else env_ids(given_envs, length), **masks,
+        episode_ids=None if episode_ids is None else texts(episode_ids, length, "episode_ids"),
+        positions=None if positions is None else np.broadcast_to(np.asarray(positions, np.int64), length),
     )  # fmt: skip
 
 
-def check_single(fields: Fields, rows: Rows) -> None:
+def check_single(fields: Fields, rows: AppendedRows) -> None:
     """Steps with fields that belong to a whole episode are a run of one episode."""
     several = len(rows.envs) > 1
     inner = (rows.first is not None and rows.first[1:].any()) or (rows.last is not None and rows.last[:-1].any())

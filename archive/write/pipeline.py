@@ -16,10 +16,10 @@ from concurrent.futures import Future
 from contextlib import suppress
 from itertools import takewhile
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from archive.arrays import reuse_freed_memory
-from archive.base import ClosedError, Undo, thread_pool
+from archive.base import ClosedError, thread_pool
 from archive.manifest import attempts
 from archive.shard import SHARD_BYTES, ShardWriter
 from archive.write.works import Folded, ObjectDraft, ObjectKind, Seal, Upload, Work, Written
@@ -281,37 +281,74 @@ class Pipeline:
 
 
 class Changes:
-    """`with changes(wait=True):` a call, of which all is kept or nothing, also where a KeyboardInterrupt ends it.
-    `wait`: whether it waits for room when it sends off. Calls are serialised.
+    """`with changes.entered(), changes():` a call, of which all is kept or nothing, also where a KeyboardInterrupt ends
+    it at whichever line: how far each part was is marked before the first change, and cut back to.
 
     What is ready for the store waits until the call's changes are kept, because what was sent off cannot be taken back.
     A call of many shards sends earlier, for want of memory: if it is interrupted then, the writer must be closed.
     """
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self.undo = Undo()
+    def __init__(self, pipeline: Pipeline, check: Callable[[], None], surface: Callable[[], None]) -> None:
+        """check: raises where the writer may not be used.  surface: raises what failed in the background."""
+        self.lock = threading.RLock()
+        # of each part of what a writer knows, whose values are replaced or appended to: what gives a mark of how it is,
+        # and what makes it as it was then (done twice, the same)
+        self.parts: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
+        self.joined = False  # calls within are part of the one under way
+        self.kept: Callable[[], None] | None = None  # called after each call whose changes are kept
         self._pipeline = pipeline
+        self._check = check
+        self._surface = surface
+        self._marks: list[tuple[Callable[[Any], None], Any]] = []
         self._wait = True
         self._ready: list[Work] = []
+        self._held = 0  # of those that are ready, so many were before the call
         self._spilled = False  # a part of the call under way was sent off
-        self.kept: Callable[[], None] = lambda: None  # called after each call whose changes are kept
 
-    def __call__(self, *, wait: bool) -> Self:
-        self.settle()
-        self._wait = wait
+    def entered(self) -> threading.RLock:
+        """The lock, if the writer may be used here; calls are serialised by it."""
+        self._check()
+        if self._marks and not self.lock._is_owned():  # type: ignore[attr-defined]
+            with self.lock:  # nobody else is within a call now, so an interrupt has left it
+                self.settle()
+        return self.lock
+
+    def __call__(self, *, wait: bool = True, surface: bool = False) -> Self:
+        """wait: whether it waits for room when it sends off.  surface: whether what failed before ends it."""
+        if not self.joined:
+            self.settle()
+            if surface:
+                self._surface()
+            self._wait = wait
         return self
 
     def __enter__(self) -> None:
-        self.undo.__enter__()
+        if not self.joined:
+            self._held = len(self._ready)
+            self._marks = [(cut_back, mark()) for mark, cut_back in self.parts]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.undo.__exit__(kind, error, trace)
-        if kind is None:
-            self._spilled = False
-            self.send(wait=self._wait)
+        if self.joined:
+            return
+        if kind is not None:
+            self._cut()
+            return
+        self._marks = []
+        self._spilled = False
+        self.send(wait=self._wait)
+        if self.kept is not None:
             self.kept()
+
+    def _cut(self) -> None:
+        """Take back what the call under way has changed."""
+        if self._marks:
+            del self._ready[self._held :]
+        for cut_back, mark in self._marks:
+            cut_back(mark)
+        self._marks = []
+        self.joined = False
 
     def settle(self) -> None:
         """Take back what an interrupted call has left. ClosedError if that cannot be done."""
@@ -320,12 +357,7 @@ class Changes:
                 "the writer was interrupted in the middle of a large call, of which a part was sent off: close it, and "
                 "open another; what was committed stands, what was added since then is not in the archive"
             )
-        self.undo.settle()
-
-    @property
-    def left_over(self) -> bool:
-        """Whether a call is under way, or was interrupted before its changes were kept."""
-        return self.undo.holds
+        self._cut()
 
     @property
     def broken(self) -> bool:
@@ -338,12 +370,11 @@ class Changes:
         return list(self._ready)
 
     def add(self, work: Work) -> None:
-        """This is ready for the store."""
-        self.undo.length(self._ready)
+        """Send this off once the call's changes are kept."""
         self._ready.append(work)
         if self._wait and sum(one.nbytes for one in self._ready) > MAX_HELD_BYTES:
             self._spilled = True
-            self.undo.keep()
+            self._marks = []
             self.send(wait=True)
 
     def send(self, *, wait: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -30,86 +31,88 @@ def slab_bytes(buffer_bytes: int, env_rows: int, step_bytes: int, most: int) -> 
     return min(most, max(buffer_bytes // SLABS, LEAST_SLAB_BYTES, env_rows * run_bytes))
 
 
-class Collected:
-    """Blocks by their schema. `shard_bytes(block)`: how much of such blocks is a shard.  `describing()`: called when a
-    shard is ready; gives what describes its segments.  `reward`: the field of a schema that is the reward.
-    `most_bytes`: of a block; a larger one is cut."""
+class _OpenSlab:
+    """Blocks of one schema that wait until they are a shard. Blocks are appended, or replaced by others that say the
+    same."""
+
+    def __init__(self, arena: Arena | None) -> None:
+        self.blocks: list[Block] = []
+        self.nbytes = 0
+        self.arena = arena
+
+
+class Slabs:
+    """The open slabs of one buffer, by schema. `shard_bytes(block)`: how much of such blocks is a shard.
+    `describing()`: called when a shard is ready; gives what describes its segments.  `reward`: the field of a schema
+    that is the reward.  `most_bytes()`: of a block; a larger one is cut."""
 
     def __init__(
         self, changes: Changes, memory: Memory, shard_bytes: Callable[[Block], int], describing: Callable[[], Describe],
         reward: Callable[[ShardSchema], str | None], most_bytes: Callable[[], int],
     ) -> None:  # fmt: skip
         self._changes = changes
-        self._undo = changes.undo
         self._memory = memory
         self._shard_bytes = shard_bytes
         self._describing = describing
         self._reward = reward
         self._most_bytes = most_bytes
-        self._pending: dict[str, list[Block]] = {}
-        self._bytes: dict[str, int] = {}
-        self._arenas: dict[str, Arena] = {}
+        self._open: dict[str, _OpenSlab] = {}  # replaced, never changed
+
+    def mark(self) -> Any:
+        """All that a call may change, as it is."""
+        return self._open, [(one, one.blocks, len(one.blocks), one.nbytes) for one in self._open.values()]
+
+    def cut_back(self, mark: Any) -> None:
+        """Be as it was."""
+        self._open, slabs = mark
+        for one, held, length, nbytes in slabs:
+            del held[length:]
+            one.blocks, one.nbytes = held, nbytes
 
     def keep(self, block: Block, *, owned: bool = False) -> None:
         """Copy a block (unless nobody else has its arrays) to the others; full shards are sent off."""
-        for piece in blocks.split(block, self._most_bytes()):
-            digest = piece.schema.digest
-            if self.has(digest) and self._bytes[digest] + piece.nbytes > self._shard_bytes(piece):
+        nbytes = block.nbytes
+        pieces = [block] if nbytes <= self._most_bytes() else blocks.split(block, self._most_bytes())
+        for piece in pieces:
+            digest, nbytes = piece.schema.digest, piece.nbytes
+            slab = self._open.get(digest)
+            if slab is not None and slab.nbytes + nbytes > self._shard_bytes(piece):
                 self.submit(digest)
-            if digest not in self._pending:
-                self._undo.key(self._pending, digest)
-                self._pending[digest] = []
-            self._add(digest, self._pending[digest], piece, owned=owned)
+                slab = None
+            if slab is None:
+                large = nbytes >= _ARENA_FROM_BYTES and not owned
+                slab = _OpenSlab(Arena(self._memory.take(), piece) if large else None)
+                self._open = {**self._open, digest: slab}
+            own = piece if owned else (slab.arena and slab.arena.copy(piece)) or intake.owned(piece)
+            slab.blocks.append(own)
+            slab.nbytes += nbytes
+            if len(slab.blocks) >= _MERGE_BLOCKS and all(b.single is None for b in slab.blocks[-_MERGE_BLOCKS:]):
+                slab.blocks = [*slab.blocks[:-_MERGE_BLOCKS], blocks.merge(slab.blocks[-_MERGE_BLOCKS:])]
 
     def has(self, digest: str) -> bool:
         """Whether there are blocks of this schema."""
-        return bool(self._pending.get(digest))
+        return digest in self._open
 
     @property
     def nbytes(self) -> int:
-        """Of all blocks."""
-        return sum(self._bytes.values())
+        """Bytes of all blocks."""
+        return sum(slab.nbytes for slab in self._open.values())
 
     @property
     def steps(self) -> int:
-        """Of all blocks."""
-        return sum(block.length for pending in self._pending.values() for block in pending)
+        """Steps of all blocks."""
+        return sum(block.length for slab in self._open.values() for block in slab.blocks)
 
     def submit(self, digest: str) -> None:
         """The blocks of one schema are a shard."""
-        for mapping in (self._pending, self._bytes, self._arenas):
-            self._undo.key(mapping, digest)
-        pending = self._pending.pop(digest)
-        self._bytes[digest] = 0
-        self._arenas.pop(digest, None)
-        self._changes.add(works.shard(pending, self._reward(pending[0].schema), self._describing()))
+        slab = self._open[digest]
+        self._open = {name: other for name, other in self._open.items() if other is not slab}
+        self._changes.add(works.shard(slab.blocks, self._reward(slab.blocks[0].schema), self._describing()))
 
     def submit_all(self) -> None:
         """What there is of each schema is a shard."""
-        for digest in [d for d, found in self._pending.items() if found]:
+        for digest in self._open:
             self.submit(digest)
-
-    def _add(self, digest: str, pending: list[Block], piece: Block, *, owned: bool) -> None:
-        own = piece if owned else self._owned(piece, new=not pending)
-        self._undo.key(self._bytes, digest)
-        self._undo.length(pending)
-        pending.append(own)
-        self._bytes[digest] = self._bytes.get(digest, 0) + piece.nbytes
-        if len(pending) >= _MERGE_BLOCKS and all(b.single is None for b in pending[-_MERGE_BLOCKS:]):
-            merged = blocks.merge(pending[-_MERGE_BLOCKS:])
-            self._undo.content(pending)
-            pending[-_MERGE_BLOCKS:] = [merged]
-
-    def _owned(self, block: Block, *, new: bool) -> Block:
-        """The block copied; large ones into memory where those of one shard lie end to end."""
-        digest = block.schema.digest
-        if new:
-            self._undo.key(self._arenas, digest)
-            self._arenas.pop(digest, None)
-            if block.nbytes >= _ARENA_FROM_BYTES:
-                self._arenas[digest] = Arena(self._memory.take(), block)
-        arena = self._arenas.get(digest)
-        return (arena and arena.copy(block)) or intake.owned(block)
 
 
 class Arena:

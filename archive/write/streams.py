@@ -1,80 +1,76 @@
 """Pure, no I/O: which position and which episode each appended row gets.
 
 A stream is what one session appends for one env row. Rows of many env rows arrive mixed, in time order within each;
-episodes begin at a `first`, after a `last`, where an episode id changes and where positions jump.
+episodes begin at a `first`, after a `last`, where an episode id changes and where positions jump. Rows are said by runs
+in the order in which they lie: `Steps` of env rows by position, each with the number of its episode. What is known
+of streams is replaced or appended to, never written over: a refused call is cut off again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, Mask, group_of, offsets_of, run_starts
-from archive.base import Undo, UsageError
-from archive.write.episodes import NONE, Begun, Ends, EpisodeRecords, NewEpisodes
-from archive.write.rowruns import NO_ROWS, Cuts, EnvRuns, Groups, RowRuns, cuts_at
+from archive.arrays import Ints, Mask, group_of, offsets_of, run_starts, spans
+from archive.base import UsageError
+from archive.steps import Steps
+from archive.write.episodes import NONE, End, EpisodeRecords, Ids, Lot, RunEnds
 
 
-class Rows(NamedTuple):
+class AppendedRows(NamedTuple):
     """Appended rows as the caller gave them; masks and ids are per row or None."""
 
-    env_ids: Ints | EnvRuns
+    env_ids: Ints | Steps  # of each row, or the stretches of distinct env rows, in ascending order, end to end
     first: Mask | None = None
     last: Mask | None = None
     terminated: Mask | None = None
     truncated: Mask | None = None
-    episode_ids: Sequence[str | None] | None = None
-    positions: Ints | None = None  # None: the next ones, or what the env runs say
+    episode_ids: Any = None  # an array of strings or None
+    positions: Ints | None = None  # None: the next ones, or those of the stretches
 
     @property
     def envs(self) -> Ints:
         """The env rows, each once."""
-        return self.env_ids.env if isinstance(self.env_ids, EnvRuns) else np.unique(self.env_ids)
+        return self.env_ids.stream if isinstance(self.env_ids, Steps) else np.unique(self.env_ids)
 
-    def first_of(self, env: int) -> int:
-        """The number of the first row of an env row."""
-        if isinstance(self.env_ids, EnvRuns):
-            return int(self.env_ids.length[self.env_ids.env < env].sum())
-        return int(np.flatnonzero(self.env_ids == env)[0])
-
-    def position_of(self, i: int) -> int | None:
-        """The position that was given to row i, the first of its env row; None if it gets the next one."""
-        if isinstance(self.env_ids, EnvRuns):
-            at = int(group_of(offsets_of(self.env_ids.length), np.array(i)))
-            return int(self.env_ids.position[at])
-        return None if self.positions is None else int(self.positions[i])
-
-    def begins(self, i: int, open_id: str, next_position: int) -> bool:
-        """Whether row i, the first of its env row, begins an episode though one is open."""
+    def begins(self, env: int, open_id: str, next_position: int) -> bool:
+        """Whether the first row of an env row begins an episode though one is open."""
+        position: int | None = None
+        if isinstance(self.env_ids, Steps):
+            at = int(np.flatnonzero(self.env_ids.stream == env)[0])
+            i, position = int(self.env_ids.length[:at].sum()), int(self.env_ids.lo[at])
+        else:
+            i = int(np.flatnonzero(self.env_ids == env)[0])
+            position = None if self.positions is None else int(self.positions[i])
         name = None if self.episode_ids is None else self.episode_ids[i]
-        jumps = self.position_of(i) not in (None, next_position)
+        jumps = position not in (None, next_position)
         return bool(jumps or (self.first is not None and self.first[i]) or (name is not None and name != open_id))
 
 
 class Assigned(NamedTuple):
-    """Where the rows belong. order: the place of each row of `runs` among those that were given, None if the same."""
+    """Where rows belong. order: the place of each row of `runs` among those that were given, None if the same; broken:
+    episodes that ended without a last step."""
 
-    runs: RowRuns
-    order: Ints | None = None
+    runs: Steps
+    order: Ints | None
+    broken: list[int]
 
     @property
     def positions(self) -> Ints:
-        """Of each row, as given."""
-        return self._as_given(self.runs.positions)
+        """The position of each row, as given."""
+        return self._as_given(spans(self.runs.lo, self.runs.length))
 
     @property
-    def episodes(self) -> Ints:
-        """Of each row, as given: its number among the records."""
-        return self._as_given(self.runs.episodes)
-
-    @property
-    def as_given(self) -> RowRuns:
+    def as_given(self) -> Steps:
         """The rows as they were given."""
         if self.order is None:
             return self.runs
-        return RowRuns.of(self._as_given(np.repeat(self.runs.env, self.runs.length)), self.positions, self.episodes)
+        env, episode = (
+            self._as_given(np.repeat(v, self.runs.length)) for v in (self.runs.stream, self.runs["episode"])
+        )
+        positions = self.positions
+        return Steps(env, positions, positions + 1, episode=episode).merged()
 
     def _as_given(self, values: Ints) -> Ints:
         if self.order is None:
@@ -84,29 +80,56 @@ class Assigned(NamedTuple):
         return out
 
 
+class _Groups(NamedTuple):
+    """Rows in order of their env rows: group i, of env row env[i], begins at row head[i]."""
+
+    order: Ints | None  # the place of each row among those that were given; None if it is the same
+    env: Ints
+    head: Ints
+    rows: int
+    slot: Ints
+    following: Ints  # position that comes next in the env row, before these rows
+    opened: Ints  # the episode that is open there, or NONE
+
+    def sorted(self, values: Any) -> Any:
+        """What each row was given, in this order."""
+        return values if values is None or self.order is None else values[self.order]
+
+
 class Streams:
     """Next position and open episode of every env row of one buffer on one rank."""
 
-    def __init__(self, undo: Undo | None = None) -> None:
-        self._undo = undo or Undo()
+    def __init__(self) -> None:
         self._slots: dict[int, int] = {}
         self._next = np.zeros(0, np.int64)
         self._open = np.zeros(0, np.int64)
-        self.records = EpisodeRecords(self._undo)
+        self.records = EpisodeRecords()
         self.epoch = 0  # how many slabs have been sent
-        self._broken_off: list[int] = []
 
-    def slot(self, env_id: int) -> int:
-        slot = self._slots.get(env_id)
-        if slot is None:
-            self._undo.key(self._slots, env_id)
-            slot = self._slots[env_id] = len(self._slots)
-            if slot >= len(self._next):
-                self._undo.attributes(self, "_next", "_open")
-                size = max(64, 2 * slot)
-                self._next = np.concatenate([self._next, np.zeros(size - len(self._next), np.int64)])
-                self._open = np.concatenate([self._open, np.full(size - len(self._open), NONE, np.int64)])
-        return slot
+    def mark(self) -> Any:
+        """All that a call may change, as it is."""
+        return self._next, self._open, len(self._slots), self.epoch, self.records.mark()
+
+    def cut_back(self, mark: Any) -> None:
+        """Be as it was."""
+        self._next, self._open, slots, self.epoch, records = mark
+        while len(self._slots) > slots:
+            self._slots.popitem()
+        self.records.cut_back(records)
+
+    def _slots_of(self, envs: Ints) -> Ints:
+        names = envs.tolist()
+        found = list(map(self._slots.get, names))
+        if None in found:
+            for env in names:
+                self._slots.setdefault(env, len(self._slots))
+            lacks = len(self._slots) - len(self._next)
+            if lacks > 0:
+                more = max(64, len(self._next), lacks)
+                self._next = np.concatenate([self._next, np.zeros(more, np.int64)])
+                self._open = np.concatenate([self._open, np.full(more, NONE, np.int64)])
+            found = list(map(self._slots.get, names))
+        return np.array(found, np.int64)
 
     @property
     def env_rows(self) -> int:
@@ -117,6 +140,10 @@ class Streams:
         """Whether the env row was ever used."""
         return env_id in self._slots
 
+    def following(self, envs: Ints) -> Ints:
+        """The next position of each env row; -1 for one that was never used."""
+        return np.array([self.next_position(env) if env in self._slots else -1 for env in envs.tolist()], np.int64)
+
     def next_position(self, env_id: int) -> int:
         return int(self._next[self._slots[env_id]]) if env_id in self._slots else 0
 
@@ -126,11 +153,13 @@ class Streams:
 
     def start_at(self, env_id: int, position: int, episode: int | None = None) -> None:
         """Go on from a resumed buffer: the next position, and the episode that is open."""
-        slot = self.slot(env_id)
-        self._undo.rows(self._next, slot)
-        self._undo.rows(self._open, slot)
-        self._next[slot] = position
-        self._open[slot] = NONE if episode is None else episode
+        slot = self._slots_of(np.array([env_id]))
+        self._set(slot, np.array([position]), np.array([NONE if episode is None else episode]))
+
+    def _set(self, slot: Ints, following: Ints, opened: Ints) -> None:
+        ahead, now = self._next.copy(), self._open.copy()
+        ahead[slot], now[slot] = following, opened
+        self._next, self._open = ahead, now
 
     def open_episode(self, env_id: int) -> int | None:
         slot = self._slots.get(env_id)
@@ -144,139 +173,137 @@ class Streams:
         """The open episode of an env row ends here; its index."""
         index = self.open_episode(env_id)
         if index is not None:
-            self._undo.rows(self._open, self._slots[env_id])
-            self._open[self._slots[env_id]] = NONE
+            self.start_at(env_id, self.next_position(env_id))
         return index
 
-    def take_broken_off(self) -> list[int]:
-        """Episodes that ended without a last step since this was last asked."""
-        self._undo.attributes(self, "_broken_off")
-        out, self._broken_off = self._broken_off, []
-        return out
+    def end(
+        self, number: int, position: int, *, terminated: bool | None = None, truncated: bool | None = None,
+        reason: str | None = None,
+    ) -> None:  # fmt: skip
+        """An episode ends there, with no step to come."""
+        self.records.close(number, End(position, self.epoch, terminated, truncated, reason))
 
-    def assign(self, rows: Rows, new: NewEpisodes) -> Assigned:
-        """Positions and episodes of appended rows; begun episodes are recorded, and where those before them end.
+    def assign(self, rows: AppendedRows, ids: Ids, metadata: dict[str, Any], fields: str) -> Assigned:
+        """Positions and episodes of appended rows; begun episodes, of these fields, are recorded, and where those
+        before them end.
 
         What is done takes time by runs of rows of one episode, not by rows.
         """
-        groups, positions = self._placed(rows)
-        cuts = self._cuts(rows, groups, positions)
-        begun, starts = len(self.records), cuts.starts
-        episodes = np.where(starts, begun - 1 + np.cumsum(starts), groups.opened[cuts.group])
-        length = np.diff(cuts.row, append=groups.offset[-1])
-        runs = RowRuns(groups.env[cuts.group], cuts.position, length, episodes)
-        ends = _ends(rows, groups, cuts, self.epoch)
-        self._begin(rows, groups, cuts, ends, new)
-        self._break_off(groups, cuts, runs)
-        self._finish(episodes, ends, begun)
-        self._advance(groups, cuts, runs, ends)
-        return Assigned(runs, groups.order)
-
-    def _placed(self, rows: Rows) -> tuple[Groups, Ints | None]:
-        """The rows by env row, and the position of each where that was given row by row."""
         groups = self._grouped(rows.env_ids)
-        heads = groups.offset[:-1]
-        if rows.positions is None:
-            _check_unused(groups.position, groups.next, groups.env)
-            return groups, None
-        positions = groups.sorted(np.asarray(rows.positions, np.int64))
-        least = np.r_[0, positions[:-1] + 1] if len(positions) else positions
-        least[heads] = groups.next
-        _check_unused(positions, least, np.repeat(groups.env, np.diff(groups.offset)))
-        return groups._replace(position=positions[heads]), positions
+        begin, positions, jump = _placed(rows, groups)
+        first, last = groups.sorted(rows.first), groups.sorted(rows.last)
+        fresh = np.zeros(groups.rows, bool)
+        if last is not None:
+            fresh[1:] = last[:-1]
+        fresh[groups.head] = groups.opened == NONE
+        starts = fresh
+        for why in (first, jump):
+            starts = starts if why is None else starts | why
+        names = groups.sorted(rows.episode_ids)
+        if names is not None:
+            starts = starts | self._changed(names, groups, starts)
+        edge = starts.copy()
+        edge[groups.head] = True
+        row = np.flatnonzero(edge)
+        group = group_of(groups.head, row)
+        lo = begin[group] + row - groups.head[group] if positions is None else positions[row]
+        started, count = starts[row], len(self.records)
+        episode = np.where(started, count - 1 + np.cumsum(started), groups.opened[group])
+        runs = Steps(groups.env[group], lo, lo + np.diff(row, append=groups.rows), episode=episode)
+        ends = _ends(rows, groups, row, lo, last, self.epoch)
+        at = np.flatnonzero(started)
+        if len(at):
+            headless = np.zeros(len(at), bool) if jump is None else jump[row[at]]
+            headless = headless if first is None else ~first[row[at]]
+            lot = Lot(count, ids, metadata, fields, runs.stream[at], lo[at], headless, ends and ends.pick(at))
+            self.records.begin(lot, None if names is None else names[row[at]].tolist())
+        broken = self._break_off(groups, runs, row, started & ~fresh[row], jump)
+        opened = episode
+        if ends is not None:
+            for i in np.flatnonzero((episode < count) & (ends.position != NONE)).tolist():
+                end = ends.end(i)
+                assert end is not None
+                self.records.close(int(episode[i]), end)
+            opened = np.where(ends.position == NONE, episode, NONE)
+        tail = group_of(row, np.append(groups.head, groups.rows)[1:] - 1)
+        self._set(groups.slot, runs.hi[tail], opened[tail])
+        return Assigned(runs, groups.order, broken)
 
-    def _grouped(self, env_ids: Ints | EnvRuns) -> Groups:
-        if isinstance(env_ids, EnvRuns):
-            return self._group(None, env_ids.env, offsets_of(env_ids.length))._replace(position=env_ids.position)
-        order = None if (env_ids[1:] >= env_ids[:-1]).all() else np.argsort(env_ids, kind="stable")
-        ordered = env_ids if order is None else env_ids[order]
-        starts = run_starts(ordered)
-        return self._group(order, ordered[starts], np.append(starts, len(ordered)))
+    def _grouped(self, env_ids: Ints | Steps) -> _Groups:
+        order: Ints | None = None
+        if isinstance(env_ids, Steps):
+            env, head = env_ids.stream, offsets_of(env_ids.length)
+            head, rows = head[:-1], int(head[-1])
+        else:
+            if not (env_ids[1:] >= env_ids[:-1]).all():
+                order = np.argsort(env_ids, kind="stable")
+                env_ids = env_ids[order]
+            head, rows = run_starts(env_ids), len(env_ids)
+            env = env_ids[head]
+        slot = self._slots_of(env)
+        return _Groups(order, env, head, rows, slot, self._next[slot], self._open[slot])
 
-    def _group(self, order: Ints | None, env: Ints, offset: Ints) -> Groups:
-        slot = np.array([self.slot(e) for e in env.tolist()], np.int64)
-        following = self._next[slot]
-        return Groups(order, env, offset, slot, following, self._open[slot], following)
-
-    def _cuts(self, rows: Rows, groups: Groups, positions: Ints | None) -> Cuts:
-        first, last = groups.flagged(rows.first), groups.flagged(rows.last)
-        jump = NO_ROWS if positions is None else 1 + np.flatnonzero(np.diff(positions) != 1)
-        cuts = cuts_at(groups, positions, first, last, jump)
-        if rows.episode_ids is None:
-            return cuts
-        changed = self._changed_ids(rows.episode_ids, groups, cuts)
-        return cuts_at(groups, positions, first, last, jump, changed)
-
-    def _changed_ids(self, ids: Sequence[str | None], groups: Groups, cuts: Cuts) -> Ints:
+    def _changed(self, ids: Any, groups: _Groups, starts: Mask) -> Mask:
         """Rows with another id than their episode so far; None goes on with it."""
-        begins = set(cuts.row[cuts.starts].tolist())
-        heads = dict(zip(groups.offset[:-1].tolist(), groups.opened.tolist(), strict=True))
-        out: list[int] = []
+        out = np.zeros(groups.rows, bool)
+        heads = dict(zip(groups.head.tolist(), groups.opened.tolist(), strict=True))
         current: str | None = None
-        for i in range(len(ids)):
-            name = ids[i if groups.order is None else int(groups.order[i])]
+        for i, (name, starting) in enumerate(zip(ids.tolist(), starts.tolist(), strict=True)):
             if i in heads:
                 current = None if heads[i] == NONE else self.records.id_of(heads[i])
-            if i in begins:
+            out[i] = not starting and name is not None and name != current
+            if starting or out[i]:
                 current = name
-            elif name is not None and name != current:
-                out.append(i)
-                current = name
-        return np.array(out, np.int64)
+        return out
 
-    def _begin(self, rows: Rows, groups: Groups, cuts: Cuts, ends: Ends, new: NewEpisodes) -> None:
-        at = np.flatnonzero(cuts.starts)
-        whole = cuts.first if rows.first is not None else (cuts.fresh | cuts.changed) & ~cuts.jump
-        begun = Begun(new, groups.env[cuts.group[at]], cuts.position[at], ~whole[at], ends.pick(at))
-        if rows.episode_ids is None:
-            self.records.begin(begun)
-        else:
-            row = cuts.row[at] if groups.order is None else groups.order[cuts.row[at]]
-            names = [rows.episode_ids[i] for i in row.tolist()]
-            self.records.add(*[begun.record(i, *new.named(name)) for i, name in enumerate(names)])
-
-    def _break_off(self, groups: Groups, cuts: Cuts, runs: RowRuns) -> None:
+    def _break_off(self, groups: _Groups, runs: Steps, row: Ints, broken: Mask, jump: Mask | None) -> list[int]:
         """Episodes that ended without a last step, because another began or positions jumped."""
-        for i in np.flatnonzero(cuts.starts & ~cuts.fresh).tolist():
-            group = cuts.group[i]
-            number = int(groups.opened[group] if cuts.head[i] else runs.episode[i - 1])
-            record = self.records[number]
-            if record.end is None:
-                self._undo.attributes(record, "broken", "reason", "end", "ended")
-                self._undo.length(self._broken_off)
-                record.broken, record.reason = True, "gap" if cuts.jump[i] else "interrupted"
-                end = groups.next[group] if cuts.head[i] else runs.position[i - 1] + runs.length[i - 1]
-                record.end, record.ended = int(end), self.epoch
-                self._broken_off.append(number)
-
-    def _finish(self, episodes: Ints, ends: Ends, begun: int) -> None:
-        """Episodes that were open before the call, and whose last steps are in it."""
-        for i in np.flatnonzero((episodes < begun) & (ends.position != NONE)).tolist():
-            record = self.records[int(episodes[i])]
-            self._undo.attributes(record, "terminated", "truncated", "end", "ended")
-            ends.mark(i, record)
-
-    def _advance(self, groups: Groups, cuts: Cuts, runs: RowRuns, ends: Ends) -> None:
-        """What comes next in each env row, and what is open there."""
-        tails = group_of(cuts.row, groups.offset[1:] - 1)
-        self._undo.rows(self._next, groups.slot)
-        self._undo.rows(self._open, groups.slot)
-        self._next[groups.slot] = (runs.position + runs.length)[tails]
-        self._open[groups.slot] = np.where(ends.position == NONE, runs.episode, NONE)[tails]
+        out = []
+        for i in np.flatnonzero(broken).tolist():
+            group = int(group_of(groups.head, row[i]))
+            if row[i] == groups.head[group]:
+                number, end = groups.opened[group], groups.following[group]
+            else:
+                number, end = runs["episode"][i - 1], runs.hi[i - 1]
+            reason = "gap" if jump is not None and jump[row[i]] else "interrupted"
+            self.records.close(int(number), End(int(end), self.epoch, reason=reason, broken=True))
+            out.append(int(number))
+        return out
 
 
-def _ends(rows: Rows, groups: Groups, cuts: Cuts, epoch: int) -> Ends:
+def _placed(rows: AppendedRows, groups: _Groups) -> tuple[Ints, Ints | None, Mask | None]:
+    """The position of the first row of each group; of each row, where that was given; and where positions jump."""
+    if rows.positions is None and not isinstance(rows.env_ids, Steps):
+        return groups.following, None, None
+    jump = np.zeros(groups.rows, bool)
+    positions: Ints | None = None
+    if isinstance(rows.env_ids, Steps):
+        begin = rows.env_ids.lo
+        _check_unused(begin, groups.following, groups.env)
+    else:
+        positions = groups.sorted(np.asarray(rows.positions, np.int64))
+        assert positions is not None
+        begin = positions[groups.head]
+        least = np.r_[0, positions[:-1] + 1][: groups.rows]
+        least[groups.head] = groups.following
+        _check_unused(positions, least, np.repeat(groups.env, np.diff(groups.head, append=groups.rows)))
+        jump[1:] = np.diff(positions) != 1
+    jump[groups.head] = (begin != groups.following) & (groups.following != 0)
+    return begin, positions, jump
+
+
+def _ends(rows: AppendedRows, groups: _Groups, row: Ints, lo: Ints, last: Mask | None, epoch: int) -> RunEnds | None:
     """Where and how each run ends its episode."""
-    row = groups.flagged(rows.last)
-    run = group_of(cuts.row, row)
-    ends = Ends.none(len(cuts.row), epoch)
-    ends.position[run] = cuts.position[run] + row - cuts.row[run] + 1
-    chosen = row if groups.order is None else groups.order[row]
-    if rows.terminated is not None:
-        ends.terminated[run] = rows.terminated[chosen]
-    if rows.truncated is not None:
-        ends.truncated[run] = rows.truncated[chosen]
-    return ends
+    at = None if last is None else np.flatnonzero(last)
+    if at is None or not len(at):
+        return None
+    run = group_of(row, at)
+    position, terminated, truncated = np.full((3, len(row)), NONE)
+    position[run] = lo[run] + at - row[run] + 1
+    for given, out in ((rows.terminated, terminated), (rows.truncated, truncated)):
+        if given is not None:
+            out[run] = groups.sorted(given)[at]
+    return RunEnds(position, terminated, truncated, epoch)
 
 
 def _check_unused(positions: Ints, least: Ints, env: Ints) -> None:

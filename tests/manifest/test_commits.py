@@ -33,7 +33,7 @@ from archive.manifest import Addition, Attempt, Change, CommitLog, commits
 from archive.manifest.commit import Commit
 from archive.store import Storage
 from archive.testing import steps
-from archive.write import bufferwriter
+from archive.write import buffer
 from tests.support.archives import by_hand
 from tests.support.backends import Proxied
 from tests.support.tampering import body, commit_files, same, seal, write_some
@@ -180,7 +180,7 @@ def test_others_commit_while_the_answer_is_unknown(proxied: Proxied) -> None:
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each episode is sent off at once."""
-    monkeypatch.setattr(bufferwriter, "SHARD_BYTES", 64)
+    monkeypatch.setattr(buffer, "SHARD_BYTES", 64)
 
 
 def until(done: Callable[[], bool]) -> None:

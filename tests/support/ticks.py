@@ -62,7 +62,7 @@ def live_of(w: Any, buffer: str = "replay") -> set[tuple[Any, ...]]:
     runs = inner.live_set.runs()
     return {
         (r.session, r.rank, r.env, p)
-        for r, n in zip(inner.addresses(runs), runs.length.tolist(), strict=True)
+        for r, n in zip(inner.live_set.addresses(runs), runs.length.tolist(), strict=True)
         for p in range(r.lo, r.lo + n)
     }
 

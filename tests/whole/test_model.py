@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 
-from archive.manifest import LiveSet
+from archive.steps import Steps
+from archive.write.live import LiveSet
 from tests.support.backends import make_backend
 from tests.support.model import histories
 from tests.support.model.histories import History, HistoryError, Step
@@ -136,13 +138,13 @@ def test_journals_may_tick_by_themselves() -> None:
             histories.run(History.parse(history))
 
 
-def forgets_the_oldest(self: LiveSet, env: int, position: int, evict: Any = LiveSet.evict_before) -> None:
+def forgets_the_oldest(self: LiveSet, steps: Steps, evict: Any = LiveSet.evict) -> None:
     """An eviction by which one step too few leaves."""
-    evict(self, env, position - 1)
+    evict(self, Steps(steps.stream, steps.lo, np.where(steps.lo == 0, steps.hi - 1, steps.hi)))
 
 
 def test_what_goes_wrong_is_found_and_made_short_and_seen_again() -> None:
-    with mock.patch.object(LiveSet, "evict_before", forgets_the_oldest):
+    with mock.patch.object(LiveSet, "evict", forgets_the_oldest):
         with pytest.raises(HistoryError) as raised:
             histories.explore(itertools.count(), lambda done: done > 2_000, length=30, tries=60)
         seed, _, rest = str(raised.value).partition(" ")

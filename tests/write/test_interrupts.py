@@ -161,9 +161,9 @@ def test_a_call_that_is_interrupted_at_any_line_is_in_or_out(name: str, monkeypa
 
 
 def _check_lines(name: str, most: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from archive.write import bufferwriter
+    from archive.write import buffer
 
-    monkeypatch.setattr(bufferwriter, "SHARD_BYTES", 1 << 11)
+    monkeypatch.setattr(buffer, "SHARD_BYTES", 1 << 11)
     monkeypatch.setattr(pipeline, "MAX_HELD_BYTES", 1 << 12)
     w = prepared(archive.create(f"memory://interrupts-{name.replace(' ', '-')}-count-{most}"))
     count = lines_of(lambda: CALLS[name][0](w))

@@ -9,8 +9,7 @@ import pytest
 
 import archive
 from archive.testing import steps
-from archive.write import works
-from archive.write.bufferwriter import BufferWriter
+from archive.write import Buffer, works
 
 SAID = re.compile(r"<Writer rank 0 of 1, .*> ends with (\d+) steps that are in no commit that it knows of")
 
@@ -91,13 +90,13 @@ def test_a_call_that_was_interrupted_counts_for_nothing(
 ) -> None:
     def work(w: archive.Writer) -> None:
         add(w, 3)
-        real = BufferWriter._keep
+        real = Buffer._keep
 
         def interrupted(*given: Any, **more: Any) -> None:
             real(*given, **more)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(BufferWriter, "_keep", interrupted)
+        monkeypatch.setattr(Buffer, "_keep", interrupted)
         with pytest.raises(KeyboardInterrupt):
             add(w, 20)
 

@@ -3,7 +3,7 @@ against an oracle that goes row by row."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,20 +14,19 @@ from hypothesis import strategies as st
 
 from archive.arrays import spans
 from archive.base.errors import UsageError
-from archive.write.episodes import EpisodeRecord, NewEpisodes
-from archive.write.rowruns import EnvRuns
-from archive.write.streams import Rows, Streams
+from archive.manifest import Place
+from archive.steps import Steps
+from archive.write.episodes import EpisodeRecord, Ids
+from archive.write.streams import AppendedRows, Assigned, Streams
 from tests.support.sampling import examples
 
 
-def new_episodes(claim: Callable[[str], bool] = lambda name: False) -> NewEpisodes:
-    taken = [0]
+def ids(known: Set[str] = frozenset()) -> Ids:
+    return Ids(Place(0, 1, "main", "s"), lambda: known)
 
-    def take(count: int) -> int:
-        taken[0] += count
-        return taken[0] - count
 
-    return NewEpisodes(claim, take, "auto-{}".format, {})
+def assigned(streams: Streams, rows: AppendedRows, of: Ids) -> Assigned:
+    return streams.assign(rows, of, {}, "")
 
 
 @dataclass
@@ -130,16 +129,24 @@ def names_of(call: dict[str, Any], oracle: Oracle, serial: list[int]) -> list[st
 @settings(max_examples=examples(400), deadline=None)
 @given(calls())
 def test_assign_agrees_with_the_oracle(sequence: list[dict[str, Any]]) -> None:
-    streams, oracle, serial, new = Streams(), Oracle(), [0], new_episodes()
+    streams, oracle, serial, new = Streams(), Oracle(), [0], ids()
     number_of: dict[int, int] = {}  # the oracle's number -> ours
 
     for call in sequence:
         names, positions = names_of(call, oracle, serial), positions_of(call, oracle.next)
         masks = {k: None if call[k] is None else np.array(call[k], bool) for k in ("first", "last", "ended")}
-        rows = Rows(np.array(call["env"], np.int64), masks["first"], masks["last"], masks["ended"], None, names,
+        rows = AppendedRows(np.array(call["env"], np.int64), masks["first"], masks["last"], masks["ended"], None,
+                            None if names is None else np.array(names, object),
                     None if positions is None else np.array(positions, np.int64))  # fmt: skip
-        got = streams.assign(rows, new)
-        broken = streams.take_broken_off()
+        before = facts(streams)
+        mark, claimed = streams.mark(), new.mark()
+        assigned(streams, rows, new)  # as of a call that is refused
+        streams.cut_back(mark)
+        new.cut_back(claimed)
+        assert facts(streams) == before
+        got = assigned(streams, rows, new)
+        broken = got.broken
+        episodes = of_rows(got)
         for i, env in enumerate(call["env"]):
             ends = (None if call["ended"] is None else call["ended"][i], None)
             at, number = oracle.row(
@@ -147,11 +154,11 @@ def test_assign_agrees_with_the_oracle(sequence: list[dict[str, Any]]) -> None:
                 bool(call["last"] and call["last"][i]), None if positions is None else positions[i], ends,
             )  # fmt: skip
             assert got.positions[i] == at
-            assert number_of.setdefault(number, int(got.episodes[i])) == got.episodes[i]
+            assert number_of.setdefault(number, int(episodes[i])) == episodes[i]
             record = streams.records[number_of[number]]
             oracle.episodes[number].name = oracle.episodes[number].name or record.id  # where none was given
             assert oracle.episodes[number].name == record.id
-            assert streams.records.number_of(record.id) == got.episodes[i]
+            assert streams.records.number_of(record.id) == episodes[i]
         assert len(set(number_of.values())) == len(number_of)
         assert set(broken) == {number_of[n] for n in oracle.broken}
         oracle.broken.clear()
@@ -163,16 +170,30 @@ def check_records(streams: Streams, oracle: Oracle, number_of: dict[int, int]) -
     assert streams.open_episodes() == {env: number_of[n] for env, n in sorted(oracle.open.items())}
     assert len(streams.records) == len(oracle.episodes)
     for number, want in oracle.episodes.items():
-        got = streams.records[number_of[number]]
-        assert (got.env_id, got.headless, got.begin, got.end) == (want.env, want.headless, want.begin, want.end)
-        assert (got.broken, got.reason) == (want.reason is not None, want.reason)
-        assert (got.terminated, got.truncated) == (want.terminated, want.truncated)
+        got, end = streams.records[number_of[number]], streams.records.end(number_of[number])
+        assert (got.env_id, got.headless, got.begin) == (want.env, want.headless, want.begin)
+        assert (end and end.position) == want.end
+        if end is not None:
+            assert (end.broken, end.reason) == (want.reason is not None, want.reason)
+            assert (end.terminated, end.truncated) == (want.terminated, want.truncated)
+
+
+def facts(streams: Streams) -> Any:
+    """All that is known of streams and episodes."""
+    records = [(streams.records[i], streams.records.end(i)) for i in range(len(streams.records))]
+    return streams.positions(), streams.open_episodes(), records, [streams.records.number_of(r.id) for r, _ in records]
+
+
+def of_rows(got: Assigned) -> list[int]:
+    """The episode of each row, as given."""
+    runs = got.as_given
+    return np.repeat(runs["episode"], runs.length).tolist()
 
 
 def run(streams: Streams, envs: list[int], **columns: Any) -> tuple[list[int], list[int]]:
-    arrays = {k: np.array(v) if k != "episode_ids" else v for k, v in columns.items()}
-    got = streams.assign(Rows(np.array(envs, np.int64), **arrays), new_episodes())
-    return got.positions.tolist(), got.episodes.tolist()
+    arrays = {k: np.array(v, object if k == "episode_ids" else None) for k, v in columns.items()}
+    got = assigned(streams, AppendedRows(np.array(envs, np.int64), **arrays), ids())
+    return got.positions.tolist(), of_rows(got)
 
 
 def test_a_row_without_an_id_goes_on_with_the_open_episode() -> None:
@@ -182,37 +203,41 @@ def test_a_row_without_an_id_goes_on_with_the_open_episode() -> None:
     assert run(streams, [0, 0, 0], episode_ids=["a", None, "b"]) == ([4, 5, 6], [0, 0, 1])
 
 
-def test_a_refused_call_changes_nothing() -> None:
-    streams = Streams()
+def test_what_is_refused_after_some_was_done_is_cut_off() -> None:
+    streams, new = Streams(), ids({"no"})
     run(streams, [0, 0, 1], last=[False, False, True])
-    before = (streams.positions(), streams.open_episodes(), list(streams.records))
-
-    def picky(name: str) -> bool:
-        if name == "no":
-            raise UsageError("no")
-        return False
-
-    def refuse(count: int) -> int:
-        raise UsageError("no more")
-
+    before, mark = facts(streams), (streams.mark(), new.mark())
     for rows in (
-        Rows(np.array([0, 1]), first=np.array([True, True]), episode_ids=["yes", "no"]),
-        Rows(np.array([0, 1]), positions=np.array([9, 0])),
-        Rows(np.array([0, 0]), positions=np.array([3, 3])),
-        Rows(EnvRuns(np.array([0, 1]), np.array([1, 3]), np.array([2, 2]))),
-        Rows(np.array([0, 1]), first=np.array([True, True])),
+        AppendedRows(np.array([0, 1]), first=np.array([True, True]), episode_ids=np.array(["yes", "no"], object)),
+        AppendedRows(np.array([0, 1]), positions=np.array([9, 0])),
+        AppendedRows(np.array([0, 0]), positions=np.array([3, 3])),
+        AppendedRows(Steps(np.array([0, 1]), np.array([1, 3]), np.array([3, 5]))),
     ):
         with pytest.raises(UsageError):
-            streams.assign(rows, new_episodes(picky)._replace(take=refuse))
-    assert (streams.positions(), streams.open_episodes(), list(streams.records)) == before
-    assert streams.take_broken_off() == []
+            assigned(streams, rows, new)
+        streams.cut_back(mark[0])
+        new.cut_back(mark[1])
+        assert facts(streams) == before
+    assert new.named("yes") == ("yes", False)
+
+
+def test_an_id_means_the_revision_that_is_left() -> None:
+    records = Streams().records
+    records.add(EpisodeRecord("a", 0))
+    mark = records.mark()
+    for _ in range(2):
+        assert records.number_of("a") == 0
+        assert (records.add(EpisodeRecord("a", 1)), records.add(EpisodeRecord("a", 2))) == (1, 2)
+        assert records.number_of("a") == 2
+        records.cut_back(mark)
+    assert (records.number_of("a"), len(records)) == (0, 1)
 
 
 def test_many_env_rows_find_their_slots() -> None:
     streams = Streams()
     envs = np.random.default_rng(0).permutation(5000) * 7
     for t in range(3):
-        assert set(streams.assign(Rows(envs), new_episodes()).positions.tolist()) == {t}
+        assert set(assigned(streams, AppendedRows(envs), ids()).positions.tolist()) == {t}
     assert streams.positions() == dict.fromkeys(sorted(envs.tolist()), 3)
     assert {streams.records[i].env_id: e for e, i in streams.open_episodes().items()} == {e: e for e in envs.tolist()}
 
@@ -235,15 +260,14 @@ def test_runs_of_env_rows_get_what_their_rows_would_get_one_by_one(jump: int) ->
     last = np.array([0, 1, 0, 0, 0, 0, 1, 0, 0, 1, 0, 0], bool)
     got = []
     for by_runs in (False, True):
-        streams, new = Streams(), new_episodes()
-        streams.assign(Rows(np.array([2, 5]), last=np.array([False, True])), new)
+        streams, new = Streams(), ids()
+        assigned(streams, AppendedRows(np.array([2, 5]), last=np.array([False, True])), new)
         position = np.array([1, 1, 0]) + np.array([jump, 0, 0])
         if by_runs:
-            rows = Rows(EnvRuns(env, position, length), last=last)
+            rows = AppendedRows(Steps(env, position, position + length), last=last)
         else:
-            rows = Rows(np.repeat(env, length), last=last, positions=spans(position, length))
-        found = streams.assign(rows, new)
-        state = (streams.positions(), streams.open_episodes(), streams.take_broken_off(), list(streams.records))
-        got.append((found.positions.tolist(), found.episodes.tolist(), state))
+            rows = AppendedRows(np.repeat(env, length), last=last, positions=spans(position, length))
+        found = assigned(streams, rows, new)
+        got.append((found.positions.tolist(), of_rows(found), facts(streams), found.broken))
     assert got[0] == got[1]
-    assert got[0][2][2] == ([0] if jump else [])
+    assert got[0][3] == ([0] if jump else [])

@@ -19,7 +19,7 @@ from archive.adapters.torchrl.tracking import NONE, Record, evict_unknown, track
 from archive.arrays import Ints, run_heads, run_starts
 from archive.base import FieldError, UsageError, cached_property, show
 from archive.ring import MAX_CALL_BYTES
-from archive.write import Buffer, BufferWriter
+from archive.write import Buffer
 
 
 def cells_of(parts: Parts) -> TensorCells | ListCells:
@@ -91,7 +91,7 @@ def _order(parts: Parts, cells: Cells) -> tuple[Ints, bool]:
     return np.roll(rows, -cursor), cursor > 0 or int(parts.writer._write_count) > len(rows)
 
 
-def _ids(inner: BufferWriter, cells: Cells, record: Record, live: Ints) -> dict[str, int]:
+def _ids(inner: Buffer, cells: Cells, record: Record, live: Ints) -> dict[str, int]:
     """Ids of trajectories that a restore has renumbered, by episode."""
     renumbered = record.renumbered[live]
     values = ids_of(cells, record.keys.traj) if record.keys and renumbered.any() else None
@@ -106,9 +106,7 @@ def _ids(inner: BufferWriter, cells: Cells, record: Record, live: Ints) -> dict[
 class _Appending:
     """One round of appending: what is not in the archive yet, to the streams of the storage's columns."""
 
-    def __init__(
-        self, inner: BufferWriter, cells: Cells, keys: Keys, record: Record, order: Ints, wrapped: bool
-    ) -> None:
+    def __init__(self, inner: Buffer, cells: Cells, keys: Keys, record: Record, order: Ints, wrapped: bool) -> None:
         self.inner = inner
         self.cells = cells
         self.keys = keys
@@ -162,7 +160,7 @@ class _Appending:
         before = marks.previous[chosen[first & runs_on]]
         known = before[record.position[before] != NONE]
         if len(known):  # trajectories that were open have ended, as their successors tell
-            self.inner.close_episodes(record.env[known], None, None, SPLIT if split else "ended")
+            self.inner.close_episodes(record.env[known], truncated=None, reason=SPLIT if split else "ended")
         return first, marks.last[chosen], ~first & ~runs_on
 
     def _runs_on(self, chosen: Ints, heads: Mask) -> Mask:

@@ -16,7 +16,7 @@ from archive.adapters import Digests
 from archive.adapters.torchrl.cells import Cells
 from archive.adapters.torchrl.episodes import Keys
 from archive.arrays import Ints, spans
-from archive.write import BufferWriter
+from archive.write import Buffer
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Units = frozenset[tuple[int, int, int, str]]  # runs of live steps of one episode: env row, position, steps, episode id
@@ -75,7 +75,7 @@ class Record:
 class Tracker:
     """Attached to a storage, which notifies it of each write. It belongs to one buffer of one archive writer."""
 
-    def __init__(self, inner: BufferWriter | None, record: Record | None) -> None:
+    def __init__(self, inner: Buffer | None, record: Record | None) -> None:
         self.inner = None if inner is None else ref(inner)
         self.record = record
         self.revision = -1
@@ -167,7 +167,7 @@ def _detach(storage: Any, gone: list[Tracker]) -> None:
     _trackers[storage] = [t for t in _trackers.get(storage, []) if id(t) not in numbers]
 
 
-def tracker_of(storage: Any, inner: BufferWriter) -> Tracker:
+def tracker_of(storage: Any, inner: Buffer) -> Tracker:
     """The tracker of a storage for a writer's buffer: the one that belongs to it, the restored one, or a new one."""
     every = _trackers.get(storage, [])
     for tracker in every:
@@ -177,12 +177,12 @@ def tracker_of(storage: Any, inner: BufferWriter) -> Tracker:
         if tracker.inner is None and tracker.record is not None and tracker.record.units == live_units(inner):
             tracker.inner = ref(inner)
             for env in tracker.record.to_close:
-                inner.close_episodes([env], None, True, "resumed")
+                inner.close_episodes([env], reason="resumed")
             return tracker
     return attach(storage, Tracker(inner, Record.of(0)))
 
 
-def live_units(inner: BufferWriter) -> Units:
+def live_units(inner: Buffer) -> Units:
     """What a writer's buffer holds."""
     runs, ids = inner.live_runs()
     return units_of(runs.env, runs.position, runs.length, ids)
@@ -200,7 +200,7 @@ def units_of(env: Ints, position: Ints, length: Ints, ids: list[str]) -> Units:
     return frozenset(out)
 
 
-def evict_unknown(inner: BufferWriter, record: Record) -> None:
+def evict_unknown(inner: Buffer, record: Record) -> None:
     """What is live in the writer and has no cell has left the buffer."""
     runs, _ = inner.live_runs()
     full = runs.length > 0
@@ -210,4 +210,4 @@ def evict_unknown(inner: BufferWriter, record: Record) -> None:
     gone = ~np.isin(env * span + position, record.env[kept] * span + record.position[kept])
     rows, heads = np.unique(env[gone], return_index=True)
     for row, mine in zip(rows.tolist(), np.split(position[gone], heads[1:]), strict=False):
-        inner.evict(row, None, mine)
+        inner.evict(row, positions=mine)
