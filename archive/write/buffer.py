@@ -13,7 +13,7 @@ import numpy as np
 from archive.arrays import Ints, Memory
 from archive.base import FieldError, Losses, NotFoundError, UsageError, check_text, logger
 from archive.fields import Kinds, Schema
-from archive.manifest import BufferResume, KnownEpisode, Place, LiveRuns
+from archive.manifest import BufferResume, KnownEpisode, LiveRuns, Place
 from archive.shard import SHARD_BYTES
 from archive.steps import Steps
 from archive.tables import NO_ENV
