@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 
 from archive.base import StorageError, UsageError, forking, thread_pool
 from archive.store.counts import IOStats, follow
-from archive.store.drivers import OWN_OPTIONS, Driver, Place, SingleWriterDriver, open_driver, similar_protocols
+from archive.store.drivers import OWN_OPTIONS, Driver, Location, SingleWriterDriver, open_driver, similar_protocols
 from archive.store.retry import (
     MAX_SHORT_READS,
     GaveUpError,
@@ -25,7 +25,7 @@ from archive.store.retry import (
     printable_cause,
     run,
 )
-from archive.store.root import Root, parse_root
+from archive.store.root import StoreRoot, parse_root
 
 DEADLINE_S = 120.0
 
@@ -51,7 +51,7 @@ _before_fork: list[Engine] = []  # kept: closing a parent's connections in its c
 class Connection:
     """A root and how to talk to its store. Safe for several threads; pickles and survives fork."""
 
-    def __init__(self, root: Root, concurrency: int, deadline_s: float, single_writer: bool) -> None:
+    def __init__(self, root: StoreRoot, concurrency: int, deadline_s: float, single_writer: bool) -> None:
         self.root = root
         self.url = root.url
         self.concurrency = concurrency
@@ -165,8 +165,8 @@ class Connection:
         raise error from printable_cause(cause, self.root.scrub)
 
 
-def _open(root: Root, deadline_s: float, concurrency: int, allowed: bool | tuple[str, ...]) -> Driver:
-    place = Place(root.target, root.protocol, root.options, root.query, deadline_s, concurrency, allowed)
+def _open(root: StoreRoot, deadline_s: float, concurrency: int, allowed: bool | tuple[str, ...]) -> Driver:
+    place = Location(root.target, root.protocol, root.options, root.query, deadline_s, concurrency, allowed)
     try:
         return open_driver(place)
     except Exception as error:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from archive.base import Gate, ShortReadError, StorageError, Task, UsageError, in_any_order, in_child, in_order, tasks
 from archive.store.connection import Connection
-from archive.store.drivers import Buffer, Driver, GetRanges, Kind, judge
+from archive.store.drivers import Buffer, Cause, Driver, GetRanges, judge
 from archive.store.retry import Try
 from archive.store.root import check_key
 
@@ -264,7 +264,7 @@ def _read_once(
         return driver.get(key, start, stop, timeout_s)
     except Exception as error:
         # The range "0-" asks for a whole object without asking for its size first; an empty one has no such bytes.
-        if start == 0 and (whole or stop is None) and judge(error).kind is Kind.RANGE:
+        if start == 0 and (whole or stop is None) and judge(error).kind is Cause.RANGE:
             return b""
         raise
 

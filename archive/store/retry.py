@@ -31,7 +31,7 @@ from archive.base import (
     logger,
     visible,
 )
-from archive.store.drivers import Kind, chain_of, judge, unreached
+from archive.store.drivers import Cause, chain_of, judge, unreached
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ BASE_S, CAP_S, GROWTH = 0.05, 5.0, 1.2
 MAX_SHORT_READS = 4
 LEAST_TRY_S = 0.25  # with less time left, a try would be cut off, and nobody knew whether it had done anything
 
-_BAD_ANSWERS = (Kind.SHORT, Kind.BROKEN)  # the same again and again is damage at rest
+_BAD_ANSWERS = (Cause.SHORT, Cause.BROKEN)  # the same again and again is damage at rest
 TELL_S, TELL_AGAIN_S = 3.0, 30.0
 
 _jitter = random.SystemRandom()  # the program's own stream of random numbers is not ours to draw from
@@ -59,7 +59,7 @@ class GaveUpError(Exception):
     """Internal: a request that will not be tried again. Never leaves the storage layer."""
 
     cause: Exception
-    kind: Kind
+    kind: Cause
     attempts: int
     elapsed_s: float
     landed: bool = False
@@ -67,7 +67,7 @@ class GaveUpError(Exception):
     @property
     def answered_no(self) -> bool:
         """True if the store said plainly that the object is not there, or already is: callers often ask for that."""
-        return self.kind in (Kind.MISSING, Kind.EXISTS) and not self.landed
+        return self.kind in (Cause.MISSING, Cause.EXISTS) and not self.landed
 
 
 def longest_delay(attempt: int) -> float:
@@ -102,8 +102,8 @@ def run(
             _part(error, handled)
             failure, elapsed = judge(error), time.monotonic() - started
             landed = landed or failure.landed
-            again = failure.kind is Kind.TRANSIENT or (failure.kind in _BAD_ANSWERS and number < short_reads)
-            again = again or (failure.kind is Kind.EXPIRED and renew())
+            again = failure.kind is Cause.TRANSIENT or (failure.kind in _BAD_ANSWERS and number < short_reads)
+            again = again or (failure.kind is Cause.EXPIRED and renew())
             again = again and not failed(error, elapsed)
             pause = _jitter.uniform(0, longest_delay(number))
             over = elapsed + pause + min(LEAST_TRY_S, deadline_s / 4) >= deadline_s
@@ -134,7 +134,7 @@ class Patience:
 
     def failed(self, what: str, why: str, error: Exception, elapsed_s: float, deadline_s: float) -> bool:
         """Decide whether to give up on a failed request that may be tried again; after some seconds, log it."""
-        if not unreached(error) and judge(error).kind is not Kind.EXPIRED:
+        if not unreached(error) and judge(error).kind is not Cause.EXPIRED:
             self.answered()
         limit_s = min(deadline_s, self._first_answer_s or deadline_s)
         if elapsed_s >= limit_s:
@@ -159,19 +159,19 @@ def explain(gave_up: GaveUpError, verb: str, url: str, scrub: Callable[[str], st
             f"{where}: no answer whether it was made, after {_tries(gave_up)} ({detail}); "
             "read it back and compare, or repeat the same call"
         )
-    if verb == "create" and gave_up.kind is Kind.UNSUPPORTED:
+    if verb == "create" and gave_up.kind is Cause.UNSUPPORTED:
         return NotExclusiveError(
             f"{where}: the store has no create-only put (it does not know If-None-Match: {detail}), so two writers "
             "could overwrite each other; nothing was written. Use another store, or open with single_writer=True if "
             "one process alone writes there"
         )
-    if gave_up.kind is Kind.TRANSIENT:
+    if gave_up.kind is Cause.TRANSIENT:
         return DeadlineError(
             f"{where}: gave up after {_tries(gave_up)}; the last one: {detail}; "
             f"{'nothing can be reached there: ' * unreached(gave_up.cause)}check the "
             f"{'address (endpoint_url), ' * unreached(gave_up.cause)}network and the store, or raise deadline_s"
         )
-    if gave_up.kind is Kind.OTHER and isinstance(gave_up.cause, ArchiveError):
+    if gave_up.kind is Cause.OTHER and isinstance(gave_up.cause, ArchiveError):
         return gave_up.cause
     if "non-partial response" in detail:  # of obstore, which looks at the status
         return StorageError(f"{where}: the server or a proxy ignores byte ranges; use one that honours them ({detail})")
@@ -208,21 +208,21 @@ def _tries(gave_up: GaveUpError) -> str:
     return f"{gave_up.attempts} attempt{plural} in {gave_up.elapsed_s:.1f} s"
 
 
-_ERRORS: dict[Kind, tuple[type[ArchiveError], str]] = {
-    Kind.MISSING: (MissingObjectError, "not there; check the name, and that nothing has deleted it"),
-    Kind.DENIED: (AccessDeniedError, "refused; check the credentials and what they permit"),
-    Kind.EXPIRED: (
+_ERRORS: dict[Cause, tuple[type[ArchiveError], str]] = {
+    Cause.MISSING: (MissingObjectError, "not there; check the name, and that nothing has deleted it"),
+    Cause.DENIED: (AccessDeniedError, "refused; check the credentials and what they permit"),
+    Cause.EXPIRED: (
         AccessDeniedError,
         "the credentials have expired and nothing has renewed them; renew them where they come from, or leave them out "
         "of storage_options and have the environment, the AWS configuration or the machine's role give them",
     ),
-    Kind.FULL: (StorageFullError, "no space left; free some or raise the quota, then repeat"),
-    Kind.EXISTS: (AlreadyExistsError, "already there; it was not overwritten"),
-    Kind.RANGE: (ShortReadError, "the object ends before the bytes asked for; it is damaged or not the one meant"),
-    Kind.SHORT: (ShortReadError, "fewer bytes than asked for; the object is damaged or the connection cuts answers"),
-    Kind.BROKEN: (StorageError, "damaged answers, or none; check the store, and what lies on the way to it"),
-    Kind.UNSUPPORTED: (StorageError, "the store does not know such a request"),
-    Kind.OTHER: (StorageError, "failed; see the cause"),
+    Cause.FULL: (StorageFullError, "no space left; free some or raise the quota, then repeat"),
+    Cause.EXISTS: (AlreadyExistsError, "already there; it was not overwritten"),
+    Cause.RANGE: (ShortReadError, "the object ends before the bytes asked for; it is damaged or not the one meant"),
+    Cause.SHORT: (ShortReadError, "fewer bytes than asked for; the object is damaged or the connection cuts answers"),
+    Cause.BROKEN: (StorageError, "damaged answers, or none; check the store, and what lies on the way to it"),
+    Cause.UNSUPPORTED: (StorageError, "the store does not know such a request"),
+    Cause.OTHER: (StorageError, "failed; see the cause"),
 }
 
 

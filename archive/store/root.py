@@ -57,7 +57,7 @@ def check_listed(name: str, folder: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Root:
+class StoreRoot:
     """A parsed root. `target` and `options` open it; only `url` may be shown."""
 
     target: str
@@ -68,7 +68,7 @@ class Root:
     secrets: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return f"Root({self.url!r})"
+        return f"StoreRoot({self.url!r})"
 
     def full_url(self, key: str) -> str:
         if not key:
@@ -82,7 +82,7 @@ class Root:
         return text
 
 
-def parse_root(url: object, options: Mapping[str, Any] | None) -> Root:
+def parse_root(url: object, options: Mapping[str, Any] | None) -> StoreRoot:
     """A root from a URL, a path or a UPath-like object; nothing is opened."""
     merged = dict(options or {})
     if hasattr(url, "protocol") and hasattr(url, "storage_options") and hasattr(url, "path"):
@@ -99,7 +99,7 @@ def parse_root(url: object, options: Mapping[str, Any] | None) -> Root:
     return _parse_text(url, merged)
 
 
-def _parse_text(url: str, options: dict[str, Any]) -> Root:
+def _parse_text(url: str, options: dict[str, Any]) -> StoreRoot:
     if "::" in url and not url.startswith(("/", ".")):
         return _chained(url, options)
     if _LOCAL_PREFIX.match(url):
@@ -140,14 +140,14 @@ def _checked_path(path: str) -> str:
     return path
 
 
-def _local(path: str, options: dict[str, Any]) -> Root:
+def _local(path: str, options: dict[str, Any]) -> StoreRoot:
     full = Path(os.path.abspath(os.path.expanduser(path))).as_posix()  # noqa: PTH100, PTH111 (pathlib keeps "..")
     trimmed = re.sub("/{2,}", "/", full).rstrip("/")
     shown = trimmed if trimmed.startswith("/") else f"/{trimmed}"
-    return Root(trimmed, options, f"file://{shown}", "file", "", _secrets(options))
+    return StoreRoot(trimmed, options, f"file://{shown}", "file", "", _secrets(options))
 
 
-def _remote(protocol: str, rest: str, options: dict[str, Any]) -> Root:
+def _remote(protocol: str, rest: str, options: dict[str, Any]) -> StoreRoot:
     rest, _, query = rest.partition("?")
     path = re.sub("/{2,}", "/", rest).strip("/")
     if query and protocol not in _HTTP:
@@ -155,17 +155,19 @@ def _remote(protocol: str, rest: str, options: dict[str, Any]) -> Root:
     if not path and protocol != "memory":
         raise UsageError(f"{protocol}:// names no bucket or host: write {protocol}://bucket/folder")
     secrets = _secrets(options, *_url_secrets(protocol, path, query))
-    return Root(f"{protocol}://{path}", options, f"{protocol}://{_shown(protocol, path)}", protocol, query, secrets)
+    return StoreRoot(
+        f"{protocol}://{path}", options, f"{protocol}://{_shown(protocol, path)}", protocol, query, secrets
+    )
 
 
-def _chained(url: str, options: dict[str, Any]) -> Root:
+def _chained(url: str, options: dict[str, Any]) -> StoreRoot:
     parts, shown, secrets = url.split("::"), [], []
     for part in parts:
         protocol, mark, rest = part.partition("://")
         bare, _, query = rest.partition("?")
         secrets += list(_url_secrets(protocol, bare, query))
         shown.append(f"{protocol}{mark}{_shown(protocol, bare)}")
-    return Root(url.rstrip("/"), options, "::".join(shown).rstrip("/"), parts[0], "", _secrets(options, *secrets))
+    return StoreRoot(url.rstrip("/"), options, "::".join(shown).rstrip("/"), parts[0], "", _secrets(options, *secrets))
 
 
 def _shown(protocol: str, path: str) -> str:

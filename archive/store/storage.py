@@ -29,7 +29,7 @@ from archive.base import (
     in_order,
     tasks,
 )
-from archive.store.drivers import PAGE, Buffer, DeleteMany, Found, ObjectInfo
+from archive.store.drivers import PAGE, Buffer, DeleteMany, Listed, ObjectInfo
 from archive.store.reads import ObjectReader
 from archive.store.retry import Try
 from archive.store.root import check_key, check_listed
@@ -188,7 +188,7 @@ class Storage(ObjectReader):
                 told(len(batch))
         return errors
 
-    def scan(self, prefix: str) -> Iterator[Found]:
+    def scan(self, prefix: str) -> Iterator[Listed]:
         """Finds all objects below the folder `prefix` ("" for the root), however deep, in the store's own order.
 
         A request a thousand where the store lists so many; one that fails goes on where the last one ended. Read as it
@@ -200,7 +200,7 @@ class Storage(ObjectReader):
             raise StorageError(f"scan {self.full_url(folder)}: this store's driver cannot say what lies below a folder")
         found = scanning.scan(folder, after, self.deadline_s)
 
-        def attempt(this: Try) -> Sequence[Found]:
+        def attempt(this: Try) -> Sequence[Listed]:
             nonlocal found
             if this.number > 1:
                 found = scanning.scan(folder, after, this.timeout_s)

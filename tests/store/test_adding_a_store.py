@@ -13,7 +13,7 @@ import pytest
 
 import archive
 from archive.base.errors import NotExclusiveError
-from archive.store.drivers import Buffer, Driver, Found, ObjectInfo, Place, register, registry
+from archive.store.drivers import Buffer, Driver, Listed, Location, ObjectInfo, register, registry
 from archive.store.storage import Storage
 from archive.testing import EmptyRoot, StoreContract
 from tests.support.places import ROOT
@@ -28,7 +28,7 @@ class ShelfDriver(Driver):
 
     remote = False
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Location) -> None:
         self._held = _objects[place.target]
         self._made = _times[place.target]
 
@@ -54,12 +54,12 @@ class ShelfDriver(Driver):
     def scanning(self) -> ShelfDriver:
         return self
 
-    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Found]]:
+    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Listed]]:
         stem = f"{prefix}/" if prefix else ""
         keys = sorted(key for key in list(self._held) if key.startswith(stem) and key > after)
         for at in range(0, len(keys), 1000):
             yield [
-                Found(key, len(self._held[key]), self._made[key]) for key in keys[at : at + 1000] if key in self._held
+                Listed(key, len(self._held[key]), self._made[key]) for key in keys[at : at + 1000] if key in self._held
             ]
 
     def _found(self, key: str) -> bytes:

@@ -18,7 +18,7 @@ import pytest
 from archive.base.errors import AlreadyExistsError, StorageError, UsageError
 from archive.base.parallel import Task, in_order
 from archive.store.counts import IOStats
-from archive.store.drivers.failures import Kind, judge
+from archive.store.drivers.failures import Cause, judge
 from archive.store.retry import CAP_S, longest_delay
 from archive.store.root import parse_root
 from archive.store.storage import Storage
@@ -136,32 +136,32 @@ def _caused(error: Exception, cause: Exception) -> Exception:
 @pytest.mark.parametrize(
     ("error", "kind", "landed"),
     [
-        (_caused(OSError(22, "x"), _AnswerError("PreconditionFailed", 412)), Kind.EXISTS, False),
-        (_caused(OSError(22, "x"), _AnswerError("ConditionalRequestConflict", 409)), Kind.TRANSIENT, False),
-        (_AnswerError("412", 412), Kind.EXISTS, False),
-        (_AnswerError("404", 0), Kind.MISSING, False),
-        (_AnswerError("SlowDown", 503), Kind.TRANSIENT, False),
-        (_AnswerError("InternalError", 500), Kind.TRANSIENT, True),
-        (_HttpError(503), Kind.TRANSIENT, True),
-        (_HttpError(429), Kind.TRANSIENT, False),
-        (_HttpError(403), Kind.DENIED, False),
-        (_HttpError(400), Kind.OTHER, False),
-        (FileExistsError("x"), Kind.EXISTS, False),
-        (NotADirectoryError("x"), Kind.MISSING, False),
-        (IsADirectoryError("x"), Kind.MISSING, False),
-        (PermissionError("x"), Kind.DENIED, False),
-        (TimeoutError("x"), Kind.TRANSIENT, True),
-        (ConnectionResetError("x"), Kind.TRANSIENT, True),
-        (BrokenPipeError("x"), Kind.TRANSIENT, True),
-        (ConnectionRefusedError("x"), Kind.TRANSIENT, False),
-        (_caused(RuntimeError("x"), ConnectionRefusedError("y")), Kind.TRANSIENT, False),
-        (_caused(RuntimeError("x"), ConnectionResetError("y")), Kind.TRANSIENT, True),
-        (OSError(28, "full"), Kind.FULL, False),
-        (OSError(5, "broken"), Kind.OTHER, False),
-        (ValueError("x"), Kind.OTHER, False),
+        (_caused(OSError(22, "x"), _AnswerError("PreconditionFailed", 412)), Cause.EXISTS, False),
+        (_caused(OSError(22, "x"), _AnswerError("ConditionalRequestConflict", 409)), Cause.TRANSIENT, False),
+        (_AnswerError("412", 412), Cause.EXISTS, False),
+        (_AnswerError("404", 0), Cause.MISSING, False),
+        (_AnswerError("SlowDown", 503), Cause.TRANSIENT, False),
+        (_AnswerError("InternalError", 500), Cause.TRANSIENT, True),
+        (_HttpError(503), Cause.TRANSIENT, True),
+        (_HttpError(429), Cause.TRANSIENT, False),
+        (_HttpError(403), Cause.DENIED, False),
+        (_HttpError(400), Cause.OTHER, False),
+        (FileExistsError("x"), Cause.EXISTS, False),
+        (NotADirectoryError("x"), Cause.MISSING, False),
+        (IsADirectoryError("x"), Cause.MISSING, False),
+        (PermissionError("x"), Cause.DENIED, False),
+        (TimeoutError("x"), Cause.TRANSIENT, True),
+        (ConnectionResetError("x"), Cause.TRANSIENT, True),
+        (BrokenPipeError("x"), Cause.TRANSIENT, True),
+        (ConnectionRefusedError("x"), Cause.TRANSIENT, False),
+        (_caused(RuntimeError("x"), ConnectionRefusedError("y")), Cause.TRANSIENT, False),
+        (_caused(RuntimeError("x"), ConnectionResetError("y")), Cause.TRANSIENT, True),
+        (OSError(28, "full"), Cause.FULL, False),
+        (OSError(5, "broken"), Cause.OTHER, False),
+        (ValueError("x"), Cause.OTHER, False),
     ],
 )
-def test_what_failures_mean(error: Exception, kind: Kind, landed: bool) -> None:
+def test_what_failures_mean(error: Exception, kind: Cause, landed: bool) -> None:
     assert (judge(error).kind, judge(error).landed) == (kind, landed)
 
 

@@ -15,15 +15,15 @@ import pytest
 from archive.base.errors import AccessDeniedError, StorageError
 from archive.store import Storage
 from archive.store.drivers import s3options, s3transport
-from archive.store.drivers.protocols import Place
+from archive.store.drivers.protocols import Location
 from archive.store.drivers.s3options import Session, UntranslatedError, settings, understood
 from tests.support import servers
 from tests.support.backends import Backend, Proxied
 from tests.support.places import ROOT
 
 
-def place(options: dict[str, Any], bucket: str = "bucket") -> Place:
-    return Place(f"s3://{bucket}/runs/1", "s3", options, "", 120.0, 32)
+def place(options: dict[str, Any], bucket: str = "bucket") -> Location:
+    return Location(f"s3://{bucket}/runs/1", "s3", options, "", 120.0, 32)
 
 
 def translated(options: dict[str, Any], configured: dict[str, str] | None = None, bucket: str = "bucket") -> Any:

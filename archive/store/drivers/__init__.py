@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from archive.store.drivers.failures import Kind, chain_of, judge, unreached
+from archive.store.drivers.failures import Cause, chain_of, judge, unreached
 from archive.store.drivers.protocols import (
     PAGE,
     Buffer,
@@ -10,10 +10,10 @@ from archive.store.drivers.protocols import (
     Create,
     DeleteMany,
     Driver,
-    Found,
     GetRanges,
+    Listed,
+    Location,
     ObjectInfo,
-    Place,
     Scan,
     Scatter,
     Tell,
@@ -26,16 +26,16 @@ __all__ = [
     "OWN_OPTIONS",
     "PAGE",
     "Buffer",
+    "Cause",
     "Copy",
     "Create",
     "DelegatingDriver",
     "DeleteMany",
     "Driver",
-    "Found",
     "GetRanges",
-    "Kind",
+    "Listed",
+    "Location",
     "ObjectInfo",
-    "Place",
     "Scan",
     "Scatter",
     "SingleWriterDriver",

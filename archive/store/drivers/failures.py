@@ -15,8 +15,8 @@ class BrokenAnswerError(Exception):
     """The answer is none to what was asked, or not all of it."""
 
 
-class Kind(StrEnum):
-    """The meaning of a failed request to the caller."""
+class Cause(StrEnum):
+    """Why a request failed, as the caller needs to know it."""
 
     MISSING = "missing"
     DENIED = "denied"
@@ -35,53 +35,55 @@ class Kind(StrEnum):
 class Failure:
     """One failed attempt. `landed`: a write may have been made all the same."""
 
-    kind: Kind
+    kind: Cause
     landed: bool = False
 
 
 _CODES = {
-    **dict.fromkeys(("NoSuchKey", "NoSuchBucket", "NotFound", "NoSuchUpload"), Kind.MISSING),
-    **dict.fromkeys(("PreconditionFailed",), Kind.EXISTS),
-    **dict.fromkeys(("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"), Kind.DENIED),
-    **dict.fromkeys(("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"), Kind.EXPIRED),
-    **dict.fromkeys(("InvalidRange",), Kind.RANGE),
-    **dict.fromkeys(("NotImplemented",), Kind.UNSUPPORTED),
-    **dict.fromkeys(("QuotaExceeded", "InsufficientStorage", "XMinioStorageFull"), Kind.FULL),
+    **dict.fromkeys(("NoSuchKey", "NoSuchBucket", "NotFound", "NoSuchUpload"), Cause.MISSING),
+    **dict.fromkeys(("PreconditionFailed",), Cause.EXISTS),
+    **dict.fromkeys(("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"), Cause.DENIED),
+    **dict.fromkeys(("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"), Cause.EXPIRED),
+    **dict.fromkeys(("InvalidRange",), Cause.RANGE),
+    **dict.fromkeys(("NotImplemented",), Cause.UNSUPPORTED),
+    **dict.fromkeys(("QuotaExceeded", "InsufficientStorage", "XMinioStorageFull"), Cause.FULL),
 }
 _NOT_DONE = frozenset(
     ("SlowDown", "ServiceUnavailable", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests",
      "RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch", "ConditionalRequestConflict",
      "OperationAborted")
 )  # fmt: skip
-_STATUSES = {404: Kind.MISSING, 410: Kind.MISSING, 412: Kind.EXISTS, 401: Kind.DENIED, 403: Kind.DENIED,
-             416: Kind.RANGE, 507: Kind.FULL, 501: Kind.UNSUPPORTED, 505: Kind.OTHER}  # fmt: skip
+_STATUSES = {404: Cause.MISSING, 410: Cause.MISSING, 412: Cause.EXISTS, 401: Cause.DENIED, 403: Cause.DENIED,
+             416: Cause.RANGE, 507: Cause.FULL, 501: Cause.UNSUPPORTED, 505: Cause.OTHER}  # fmt: skip
 _STATUS_NOT_DONE = frozenset((408, 409, 425, 429))
 _NAMES = {  # the first of these that is in the chain of an error
-    **dict.fromkeys(("CredentialRetrievalError", "MetadataRetrievalError"), Kind.EXPIRED),  # nobody gives any now
-    **dict.fromkeys(("NoCredentialsError", "PartialCredentialsError", "UnauthenticatedError"), Kind.DENIED),
-    **dict.fromkeys(("PermissionDeniedError",), Kind.DENIED),
-    **dict.fromkeys(("AlreadyExistsError", "PreconditionError"), Kind.EXISTS),
-    **dict.fromkeys(("NotSupportedError",), Kind.UNSUPPORTED),
-    **dict.fromkeys(("FlexibleChecksumError", "BrokenAnswerError"), Kind.BROKEN),
+    **dict.fromkeys(("CredentialRetrievalError", "MetadataRetrievalError"), Cause.EXPIRED),  # nobody gives any now
+    **dict.fromkeys(("NoCredentialsError", "PartialCredentialsError", "UnauthenticatedError"), Cause.DENIED),
+    **dict.fromkeys(("PermissionDeniedError",), Cause.DENIED),
+    **dict.fromkeys(("AlreadyExistsError", "PreconditionError"), Cause.EXISTS),
+    **dict.fromkeys(("NotSupportedError",), Cause.UNSUPPORTED),
+    **dict.fromkeys(("FlexibleChecksumError", "BrokenAnswerError"), Cause.BROKEN),
 }
 _TRANSPORT = frozenset(
     ("HTTPClientError", "ResponseParserError", "IncompleteReadError", "ResponseStreamingError", "ClientPayloadError",
      "ClientConnectionError", "HttpProcessingError", "ServiceRequestError", "ServiceResponseError", "HttpRequestError")
 )  # fmt: skip
 _NEVER_SENT = frozenset(("ClientConnectorError", "ConnectTimeoutError", "ConnectionRefusedError", "gaierror"))
-_ERRNOS = {errno.ENOSPC: Kind.FULL, errno.EDQUOT: Kind.FULL, errno.EROFS: Kind.DENIED, errno.ENOSYS: Kind.UNSUPPORTED,
-           errno.ESTALE: Kind.TRANSIENT,
-           errno.EAGAIN: Kind.TRANSIENT, errno.EBUSY: Kind.TRANSIENT, errno.ENETUNREACH: Kind.TRANSIENT,
-           errno.EHOSTUNREACH: Kind.TRANSIENT}  # fmt: skip
-_TYPES: tuple[tuple[type[Exception], Kind], ...] = (
-    (FileExistsError, Kind.EXISTS),
-    (FileNotFoundError, Kind.MISSING),
-    (NotADirectoryError, Kind.MISSING),
-    (IsADirectoryError, Kind.MISSING),
-    (PermissionError, Kind.DENIED),
-    (TimeoutError, Kind.TRANSIENT),
-    (ConnectionError, Kind.TRANSIENT),
-    (NotImplementedError, Kind.UNSUPPORTED),
+_ERRNOS = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), Cause.FULL),
+    **dict.fromkeys((errno.ESTALE, errno.EAGAIN, errno.EBUSY, errno.ENETUNREACH, errno.EHOSTUNREACH), Cause.TRANSIENT),
+    errno.EROFS: Cause.DENIED,
+    errno.ENOSYS: Cause.UNSUPPORTED,
+}
+_TYPES: tuple[tuple[type[Exception], Cause], ...] = (
+    (FileExistsError, Cause.EXISTS),
+    (FileNotFoundError, Cause.MISSING),
+    (NotADirectoryError, Cause.MISSING),
+    (IsADirectoryError, Cause.MISSING),
+    (PermissionError, Cause.DENIED),
+    (TimeoutError, Cause.TRANSIENT),
+    (ConnectionError, Cause.TRANSIENT),
+    (NotImplementedError, Cause.UNSUPPORTED),
 )
 _OBSTORE_STATUS = re.compile(r"status code: (\d{3})")
 _OBSTORE_TRANSPORT = re.compile(r"error sending|decoding|timed out|timeout|connect|HTTP error|body", re.IGNORECASE)
@@ -95,9 +97,9 @@ def judge(error: Exception) -> Failure:
     if isinstance(meant, Failure):
         return meant
     if isinstance(error, ShortReadError):
-        return Failure(Kind.SHORT)
+        return Failure(Cause.SHORT)
     if isinstance(error, ArchiveError):
-        return Failure(Kind.OTHER)
+        return Failure(Cause.OTHER)
     chain = list(chain_of(error))
     for one in chain:
         code, status = _answer(one)
@@ -168,10 +170,10 @@ def _of_answer(code: str, status: int) -> Failure:
     if code in _CODES:
         return Failure(_CODES[code])
     if code in _NOT_DONE or status in _STATUS_NOT_DONE:
-        return Failure(Kind.TRANSIENT)
+        return Failure(Cause.TRANSIENT)
     if status in _STATUSES:
         return Failure(_STATUSES[status])
-    return Failure(Kind.TRANSIENT, landed=True) if status >= 500 or code == "InternalError" else Failure(Kind.OTHER)
+    return Failure(Cause.TRANSIENT, landed=True) if status >= 500 or code == "InternalError" else Failure(Cause.OTHER)
 
 
 def _of_types(error: Exception, chain: list[BaseException]) -> Failure:
@@ -179,22 +181,22 @@ def _of_types(error: Exception, chain: list[BaseException]) -> Failure:
     landed = not names & _NEVER_SENT
     for cls, kind in _TYPES:
         if isinstance(error, cls):
-            return Failure(kind, kind is Kind.TRANSIENT and landed)
+            return Failure(kind, kind is Cause.TRANSIENT and landed)
     if isinstance(error, OSError) and error.errno in _ERRNOS:
         kind = _ERRNOS[error.errno]
-        return Failure(kind, kind is Kind.TRANSIENT and landed)
+        return Failure(kind, kind is Cause.TRANSIENT and landed)
     for name, kind in _NAMES.items():
         if name in names:
             return Failure(kind)
     if type(error).__module__.startswith("obstore"):
         return _of_obstore(str(error))
     broken = bool(names & _TRANSPORT) or any(isinstance(one, ConnectionError | TimeoutError) for one in chain)
-    return Failure(Kind.TRANSIENT, landed) if broken else Failure(Kind.OTHER)
+    return Failure(Cause.TRANSIENT, landed) if broken else Failure(Cause.OTHER)
 
 
 def _of_obstore(text: str) -> Failure:
     if "invalid list response" in text:
-        return Failure(Kind.BROKEN)
+        return Failure(Cause.BROKEN)
     if not _OBSTORE_TRANSPORT.search(text):
-        return Failure(Kind.OTHER)
-    return Failure(Kind.TRANSIENT, landed=not _OBSTORE_NEVER_SENT.search(text))
+        return Failure(Cause.OTHER)
+    return Failure(Cause.TRANSIENT, landed=not _OBSTORE_NEVER_SENT.search(text))

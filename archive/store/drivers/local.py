@@ -12,7 +12,7 @@ from itertools import islice
 
 from archive.base import layout
 from archive.store.drivers import disk
-from archive.store.drivers.protocols import PAGE, Buffer, Driver, Found, ObjectInfo, Place
+from archive.store.drivers.protocols import PAGE, Buffer, Driver, Listed, Location, ObjectInfo
 
 
 class LocalDriver(Driver):
@@ -24,7 +24,7 @@ class LocalDriver(Driver):
     remote = False
     exclusive = True
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Location) -> None:
         self._root = place.target
         self._inside = disk.Inside(place.target, place.allowed)
 
@@ -110,7 +110,7 @@ class LocalDriver(Driver):
             return [], 1
         return [name for name in names if not layout.is_temporary(name)], 1
 
-    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Found]]:
+    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Listed]]:
         below = _walk(self._folder(prefix), f"{prefix}/" if prefix else "")
         later = (found for found in below if found.key > after)
         while page := list(islice(later, PAGE)):
@@ -128,7 +128,7 @@ class LocalDriver(Driver):
         return f"{self._root}/{prefix}" if prefix else self._root or "/"
 
 
-def _walk(folder: str, stem: str) -> Iterator[Found]:
+def _walk(folder: str, stem: str) -> Iterator[Listed]:
     """The files below a folder, half written ones too, in the order of their keys; `stem` is that of the keys."""
     try:
         with os.scandir(folder) as entries:
@@ -141,4 +141,4 @@ def _walk(folder: str, stem: str) -> Iterator[Found]:
         elif entry.is_file(follow_symlinks=False):
             with contextlib.suppress(FileNotFoundError):
                 known = entry.stat(follow_symlinks=False)
-                yield Found(stem + name, known.st_size, datetime.fromtimestamp(known.st_mtime, UTC))
+                yield Listed(stem + name, known.st_size, datetime.fromtimestamp(known.st_mtime, UTC))

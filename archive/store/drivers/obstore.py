@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from archive.base import StorageError, thread_pool
 from archive.store.drivers.plain import StreamingDriver, answer_of, complete, join
-from archive.store.drivers.protocols import PAGE, Buffer, Found, ObjectInfo, Place
+from archive.store.drivers.protocols import PAGE, Buffer, Listed, Location, ObjectInfo
 
 T = TypeVar("T")
 
@@ -33,12 +33,12 @@ class ObstoreDriver(StreamingDriver):
 
     transport = "obstore"
 
-    def __init__(self, fs: Any, path: str, place: Place) -> None:
+    def __init__(self, fs: Any, path: str, place: Location) -> None:
         super().__init__(fs, path, place)
         self._pool = thread_pool(place.width, "archive-storage-obstore")
 
     @staticmethod
-    def defaults(options: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    def defaults(options: Mapping[str, Any], place: Location) -> dict[str, Any]:
         timeout = f"{min(_MAX_TIMEOUT_S, place.deadline_s) * 1000:.0f}ms"
         client = {"timeout": timeout, **(options.get("client_options") or {})}
         ours = {"skip_instance_cache": True, "retry_config": {"max_retries": 0}}
@@ -95,7 +95,7 @@ class ObstoreDriver(StreamingDriver):
         self._ask(self._root, lambda store, _: store.delete(paths), timeout_s)
         return {}
 
-    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Found]]:
+    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Listed]]:
         stem = f"{self._fs._split_path(self._root)[1]}/".lstrip("/")
 
         def begin(store: Any, path: str) -> Any:
@@ -103,7 +103,7 @@ class ObstoreDriver(StreamingDriver):
 
         pages = self._ask(f"{self._root}/{prefix}".rstrip("/"), begin, timeout_s)
         while page := self._ask(self._root, lambda store, path: next(pages, None), timeout_s):
-            yield [Found(one["path"][len(stem) :], int(one["size"]), one["last_modified"]) for one in page]
+            yield [Listed(one["path"][len(stem) :], int(one["size"]), one["last_modified"]) for one in page]
 
     def _entries(self, folder: str, timeout_s: float) -> Sequence[Mapping[str, Any]]:
         found = self._ask(folder, lambda store, path: store.list_with_delimiter(path), timeout_s)

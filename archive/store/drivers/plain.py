@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from archive.base import Gate, ShortReadError, StorageError, forking, in_child
-from archive.store.drivers.failures import Kind, judge, unexplained
-from archive.store.drivers.protocols import PAGE, Buffer, Driver, Found, ObjectInfo, Place, Scan
+from archive.store.drivers.failures import Cause, judge, unexplained
+from archive.store.drivers.protocols import PAGE, Buffer, Driver, Listed, Location, ObjectInfo, Scan
 
 T = TypeVar("T")
 
@@ -35,13 +35,13 @@ _lock = forking.own(sys.modules[__name__], "_lock", threading.Lock)
 class FsspecDriver(Driver):
     """Objects of an fsspec filesystem below a path. It creates nothing: what fsspec offers is exists, then write."""
 
-    def __init__(self, fs: Any, path: str, place: Place) -> None:
+    def __init__(self, fs: Any, path: str, place: Location) -> None:
         self._fs = fs
         self._root = path.rstrip("/")
         self._query = f"?{place.query}" if place.query else ""
 
     @staticmethod
-    def defaults(options: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    def defaults(options: Mapping[str, Any], place: Location) -> dict[str, Any]:
         """Give `options` of the filesystem over our own defaults."""
         return dict(options)
 
@@ -65,7 +65,7 @@ class FsspecDriver(Driver):
     def scanning(self) -> Scan | None:
         return self
 
-    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Found]]:
+    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Listed]]:
         folder = f"{self._root}/{prefix}" if prefix else self._root
         self._fs.invalidate_cache()
         try:
@@ -115,12 +115,12 @@ class BucketDriver(FsspecDriver):
     exclusive = True
     lists_at_once = True  # S3, GCS and Azure all say so
 
-    def __init__(self, fs: Any, path: str, place: Place) -> None:
+    def __init__(self, fs: Any, path: str, place: Location) -> None:
         super().__init__(fs, path, place)
         self._renewal = Renewal()
 
     @staticmethod
-    def defaults(options: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    def defaults(options: Mapping[str, Any], place: Location) -> dict[str, Any]:
         return {"use_listings_cache": False, "skip_instance_cache": True, **options}
 
     def renew(self) -> bool:
@@ -150,7 +150,7 @@ class BucketDriver(FsspecDriver):
         try:
             self.get(key, 0, 1, timeout_s)
         except Exception as why:
-            if judge(why).kind is Kind.EXPIRED:
+            if judge(why).kind is Cause.EXPIRED:
                 raise
 
     @property
@@ -222,11 +222,11 @@ class MemoryDriver(FsspecDriver):
     def delete(self, key: str, timeout_s: float) -> None:
         self._fs._rm(self._path(key))
 
-    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Found]]:
+    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Listed]]:
         """fsspec's own way looks through all objects for each folder."""
         stem = f"{self._root}/{prefix}/" if prefix else f"{self._root}/"
         held = [(path, file) for path, file in self._fs.store.copy().items() if path.startswith(stem)]
-        found = [Found(path[len(self._root) + 1 :], file.size, file.modified) for path, file in held]
+        found = [Listed(path[len(self._root) + 1 :], file.size, file.modified) for path, file in held]
         return in_pages(sorted(one for one in found if one.key > after))
 
 
@@ -284,16 +284,16 @@ def join(parts: Sequence[Buffer]) -> bytes:
     return b"".join(parts)
 
 
-def in_pages(found: Sequence[Found]) -> Iterator[Sequence[Found]]:
+def in_pages(found: Sequence[Listed]) -> Iterator[Sequence[Listed]]:
     """Split what was found at once."""
     return (list(found[at : at + PAGE]) for at in range(0, len(found), PAGE))
 
 
-def _found(key: str, entry: Mapping[str, Any]) -> Found:
+def _found(key: str, entry: Mapping[str, Any]) -> Listed:
     modified = _modified(entry)
     if modified is None:
         raise NotImplementedError(f"this filesystem does not say when {key} was made")
-    return Found(key, int(entry["size"] or 0), modified)
+    return Listed(key, int(entry["size"] or 0), modified)
 
 
 def _modified(entry: Mapping[str, Any]) -> datetime | None:

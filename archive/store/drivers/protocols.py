@@ -17,7 +17,7 @@ PAGE = 1000  # names in an answer to LIST, and keys in a request that deletes ma
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Place:
+class Location:
     """A place for a driver to work at, and for how many requests at once. It may hold credentials.
 
     allowed: URLs below which links of the local disk may lead; True for anywhere.
@@ -43,7 +43,7 @@ class ObjectInfo(NamedTuple):
     modified: datetime | None = None
 
 
-class Found(NamedTuple):
+class Listed(NamedTuple):
     """An object that a scan has found; `modified` is when it was made, in UTC and by the store's own clock."""
 
     key: str
@@ -115,7 +115,7 @@ class List(Protocol):
 
 
 class Scan(Protocol):
-    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Found]]:
+    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Listed]]:
         """Find all objects below the folder `prefix`, however deep, in pages of at most PAGE; a request a page.
 
         In the store's own order, from the key `after` on, which was found before; keys are relative to the root.

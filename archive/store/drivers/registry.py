@@ -14,11 +14,11 @@ from typing import Any
 from archive.store.drivers.local import LocalDriver
 from archive.store.drivers.obstore import ObstoreDriver
 from archive.store.drivers.plain import BucketDriver, FsspecDriver, HttpDriver, MemoryDriver
-from archive.store.drivers.protocols import Driver, Place
+from archive.store.drivers.protocols import Driver, Location
 from archive.store.drivers.s3 import S3Driver
 from archive.store.drivers.s3transport import open_s3
 
-Opener = Callable[[Place], Driver]
+Opener = Callable[[Location], Driver]
 
 
 _FILESYSTEMS: dict[str, type[FsspecDriver]] = {  # the package of a filesystem's class, or of one it is made from
@@ -38,7 +38,7 @@ def register(protocol: str, opener: Opener) -> None:
     _DRIVERS[protocol] = opener
 
 
-def _open_s3(place: Place) -> Driver:
+def _open_s3(place: Location) -> Driver:
     """Make the driver of an `s3://` URL, with the options that fsspec's own configuration adds."""
     from fsspec.config import conf
     from fsspec.registry import known_implementations, registry
@@ -54,7 +54,7 @@ _DRIVERS: dict[str, Opener] = {  # the protocol of a URL -> its driver; others a
 }
 
 
-def open_driver(place: Place) -> Driver:
+def open_driver(place: Location) -> Driver:
     """Make the driver of a place; sends nothing. ImportError or ValueError where nobody serves its protocol."""
     return _DRIVERS.get(place.protocol, _open_filesystem)(place)
 
@@ -71,14 +71,14 @@ def similar_protocols(protocol: str) -> str:
     return f"{meant} (known: {', '.join(known)})"
 
 
-def _open_filesystem(place: Place) -> FsspecDriver:
+def _open_filesystem(place: Location) -> FsspecDriver:
     from fsspec.core import url_to_fs
 
     fs, path = url_to_fs(place.target, **_all_options(place))
     return _driver_of(type(fs))(fs, path, place)
 
 
-def _all_options(place: Place) -> dict[str, Any]:
+def _all_options(place: Location) -> dict[str, Any]:
     """The options of each part of a URL: of the first at the top, of those it is chained to below their protocol."""
     from fsspec import get_filesystem_class
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from archive.store.drivers.failures import BrokenAnswerError
 from archive.store.drivers.plain import BucketDriver, StreamingDriver, complete
-from archive.store.drivers.protocols import PAGE, Buffer, Found, ObjectInfo, Place
+from archive.store.drivers.protocols import PAGE, Buffer, Listed, Location, ObjectInfo
 
 _SECOND = timedelta(microseconds=999_999)  # what a Date leaves out, at most
 _PIECE_BYTES = 1024 * 1024  # at most: what the connection has, which is less, is then not cut up once more
@@ -23,12 +23,12 @@ class S3Driver(StreamingDriver):
 
     transport = "s3fs"
 
-    def __init__(self, fs: Any, path: str, place: Place) -> None:
+    def __init__(self, fs: Any, path: str, place: Location) -> None:
         super().__init__(fs, path, place)
         fs.retries = 1
 
     @staticmethod
-    def defaults(options: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    def defaults(options: Mapping[str, Any], place: Location) -> dict[str, Any]:
         config = {
             "max_pool_connections": max(64, place.width),
             "retries": {"total_max_attempts": 1, "mode": "standard"},
@@ -124,7 +124,7 @@ class S3Driver(StreamingDriver):
         except ValueError:
             return None
 
-    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Found]]:
+    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Listed]]:
         _, stem = self._place()
         begin = {"StartAfter": f"{stem}{after}"} if after else {}
         for answer in self._pages(f"{prefix}/" if prefix else "", begin, timeout_s):
@@ -165,8 +165,8 @@ def _told(answer: Mapping[str, Any]) -> int:
     return int(said[2]) - int(said[1]) + 1 if said else 0
 
 
-def _found(stem: str, entry: Mapping[str, Any]) -> Found:
-    return Found(entry["Key"].removeprefix(stem), int(entry["Size"]), entry["LastModified"].astimezone(UTC))
+def _found(stem: str, entry: Mapping[str, Any]) -> Listed:
+    return Listed(entry["Key"].removeprefix(stem), int(entry["Size"]), entry["LastModified"].astimezone(UTC))
 
 
 def _failure(error: Mapping[str, Any]) -> Exception:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from archive.store.drivers.failures import in_place_of
-from archive.store.drivers.protocols import Place
+from archive.store.drivers.protocols import Location
 
 Credentials = dict[str, Any]
 Provider = Callable[[], Credentials]
@@ -48,7 +48,7 @@ class UntranslatedError(ValueError):
     """The options, or what is around them, say something that obstore would not heed."""
 
 
-def understood(place: Place) -> dict[str, Any]:
+def understood(place: Location) -> dict[str, Any]:
     """The options by one name each, those of no meaning here left out; UntranslatedError for one that is not known."""
     found: dict[str, Any] = {}
     for name, value in _flat(place.options):
@@ -62,7 +62,7 @@ def understood(place: Place) -> dict[str, Any]:
     return found
 
 
-def settings(place: Place, options: Mapping[str, Any], configured: Mapping[str, str]) -> dict[str, Any]:
+def settings(place: Location, options: Mapping[str, Any], configured: Mapping[str, str]) -> dict[str, Any]:
     """Keyword arguments of obstore's S3Store, but for credentials. configured: the profile of the AWS configuration."""
     bucket = place.target.partition("://")[2].partition("/")[0]
     endpoint, region = _endpoint(options, configured), _region(options, configured)
@@ -87,7 +87,7 @@ def settings(place: Place, options: Mapping[str, Any], configured: Mapping[str, 
     }
 
 
-def _checksums(place: Place, configured: Mapping[str, str]) -> bool:
+def _checksums(place: Location, configured: Mapping[str, str]) -> bool:
     """True if uploads carry a checksum that the server compares, as botocore's do unless it is told otherwise."""
     said = (place.options.get("config_kwargs") or {}).get("request_checksum_calculation")
     said = said or os.environ.get("AWS_REQUEST_CHECKSUM_CALCULATION") or configured.get("request_checksum_calculation")
@@ -132,7 +132,7 @@ def _region(options: Mapping[str, Any], configured: Mapping[str, str]) -> str:
     return str(options.get("region") or os.environ.get("AWS_DEFAULT_REGION") or configured.get("region") or "")
 
 
-def _client(place: Place, endpoint: str) -> dict[str, Any]:
+def _client(place: Location, endpoint: str) -> dict[str, Any]:
     """Timeouts as of s3fs's: for each read, not for the whole of a large object."""
     return {
         "timeout": f"{place.deadline_s * 1000:.0f}ms",

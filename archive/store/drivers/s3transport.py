@@ -13,7 +13,7 @@ from archive.base import in_child
 from archive.store.drivers.failures import wrong_region
 from archive.store.drivers.obstore import ObstoreDriver
 from archive.store.drivers.plain import Renewal, given_for_good
-from archive.store.drivers.protocols import Copy, DeleteMany, Driver, Place, Tell, Versions
+from archive.store.drivers.protocols import Copy, DeleteMany, Driver, Location, Tell, Versions
 from archive.store.drivers.s3options import Provider, Session, Signer, UntranslatedError, settings, understood
 from archive.store.drivers.wrappers import DelegatingDriver
 
@@ -121,7 +121,7 @@ class S3Transport(DelegatingDriver):
         return self._spare
 
 
-def open_s3(place: Place, through_s3fs: Callable[[Place], Driver], registered: bool) -> Driver:
+def open_s3(place: Location, through_s3fs: Callable[[Location], Driver], registered: bool) -> Driver:
     """The driver of an `s3://` URL. The option `transport` names one of TRANSPORTS: ValueError where obstore can't.
 
     The option `late_list` says that what was made may not be listed yet.
@@ -134,7 +134,7 @@ def open_s3(place: Place, through_s3fs: Callable[[Place], Driver], registered: b
     return driver
 
 
-def _through(wanted: Any, bare: Place, through_s3fs: Callable[[Place], Driver], registered: bool) -> Driver:
+def _through(wanted: Any, bare: Location, through_s3fs: Callable[[Location], Driver], registered: bool) -> Driver:
     if wanted not in (None, *TRANSPORTS):
         raise ValueError(f"transport={wanted!r}: give one of {', '.join(TRANSPORTS)}, or leave it out")
     if wanted == "s3fs" or (registered and wanted is None):
@@ -147,7 +147,7 @@ def _through(wanted: Any, bare: Place, through_s3fs: Callable[[Place], Driver], 
     return through_s3fs(bare)
 
 
-def _through_obstore(place: Place, through_s3fs: Callable[[Place], Driver]) -> Driver:
+def _through_obstore(place: Location, through_s3fs: Callable[[Location], Driver]) -> Driver:
     if find_spec("obstore") is None:
         raise UntranslatedError("obstore is not installed: pip install 'trajectory-archive[fast]'")
     if _forked.is_set():

@@ -9,15 +9,15 @@ from datetime import datetime
 from typing import TypeVar
 
 from archive.base import NotExclusiveError, forking
-from archive.store.drivers.failures import Kind, judge
+from archive.store.drivers.failures import Cause, judge
 from archive.store.drivers.protocols import (
     Buffer,
     Copy,
     Create,
     DeleteMany,
     Driver,
-    Found,
     GetRanges,
+    Listed,
     ObjectInfo,
     Scan,
     Scatter,
@@ -106,11 +106,11 @@ class DelegatingDriver(Driver):
     def list(self, prefix: str, timeout_s: float) -> tuple[list[str], int]:
         return self._ask("list", prefix, lambda driver: driver.list(prefix, timeout_s), timeout_s)
 
-    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Found]]:
+    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Listed]]:
         asked: Driver | None = None
-        pages: Iterator[Sequence[Found]] = iter(())
+        pages: Iterator[Sequence[Listed]] = iter(())
 
-        def following(driver: Driver) -> Sequence[Found]:
+        def following(driver: Driver) -> Sequence[Listed]:
             nonlocal asked, pages
             if driver is not asked:
                 asked, pages = driver, _has(driver.scanning).scan(prefix, after, timeout_s)
@@ -168,7 +168,7 @@ class SingleWriterDriver(DelegatingDriver):
                 self._inner.creating.create(key, parts, timeout_s)
                 return
         except Exception as error:
-            if not isinstance(error, NotExclusiveError) and judge(error).kind is not Kind.UNSUPPORTED:
+            if not isinstance(error, NotExclusiveError) and judge(error).kind is not Cause.UNSUPPORTED:
                 raise
         self._inner.put(key, parts, timeout_s)
 
