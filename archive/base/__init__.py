@@ -4,7 +4,7 @@ Being imported, it imports the standard library only, so that `import archive` i
 
 from __future__ import annotations
 
-from archive.base import forking, jsontree, layout, plainjson, plaintext, shutdown
+from archive.base import forking, jsontree, layout, plaintext, records, shutdown
 from archive.base.errors import (
     AccessDeniedError,
     AlreadyExistsError,
@@ -152,10 +152,10 @@ __all__ = [
     "one_line",
     "package",
     "pairs",
-    "plainjson",
     "plaintext",
     "process_group",
     "ranks",
+    "records",
     "refuse",
     "seconds_of",
     "show",

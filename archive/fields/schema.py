@@ -19,7 +19,7 @@ from archive.base import (
     cached_property,
     escape_path,
     logger,
-    plainjson,
+    records,
     show,
     stored,
 )
@@ -173,7 +173,7 @@ class ShardSchema(Record):
 def loads(text: str) -> ShardSchema:
     """The schema of a shard from its JSON; what is not one is an error."""
     what, remedy = "a shard's schema", "run `archive verify`"
-    body = plainjson.parse_object(text, what=what, error=CorruptManifestError)
+    body = records.parse_object(text, what=what, error=CorruptManifestError)
     found = ShardSchema.from_json(body, what=what, error=CorruptManifestError, remedy=remedy)
     for one in found.fields:
         if not one.path or len(one.shape) > _MOST_AXES or prod(max(1, n) for n in one.shape) > _MOST_IN_A_ROW:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from archive import tables
-from archive.base import CorruptManifestError, CorruptStateError, escape, layout, plainjson
+from archive.base import CorruptManifestError, CorruptStateError, escape, layout, records
 from archive.maintain.tags import read_tags
 from archive.manifest import (
     Commit,
@@ -88,7 +88,7 @@ def read_pins(storage: Storage) -> dict[str, str]:
     out: dict[str, str] = {}
     for key, data in zip(keys, storage.get_all(keys), strict=True):
         where = storage.full_url(key)
-        value = plainjson.parse(data, what=where, error=CorruptStateError, max_depth=plainjson.MAX_DEPTH)
+        value = records.parse(data, what=where, error=CorruptStateError, max_depth=records.MAX_DEPTH)
         pin = Pin.from_json(value, what=where, error=CorruptStateError, remedy="put it back from a copy")
         out |= dict.fromkeys(pin.objects, pin.url)
     return out

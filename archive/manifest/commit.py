@@ -19,7 +19,7 @@ from archive.base import (
     __version__,
     layout,
     one_line,
-    plainjson,
+    records,
     stored,
     unstored,
 )
@@ -193,7 +193,7 @@ def loads(data: bytes, number: int, where: str) -> Commit:
     line, _, digest = data.partition(b"\n")
     if hashlib.sha256(line).hexdigest().encode() != digest.strip():
         raise CorruptCommitError(f"{what} does not match its checksum: it is damaged; {REMEDY}")
-    body = plainjson.parse_object(line, what=what, error=CorruptCommitError, max_depth=plainjson.MAX_DEPTH)
+    body = records.parse_object(line, what=what, error=CorruptCommitError, max_depth=records.MAX_DEPTH)
     layout.check_format(body.get("format"), where=what)
     if body.get("number") != number:
         raise CorruptCommitError(f"the file of {what} holds number {body.get('number')!r:.40}; {REMEDY}")

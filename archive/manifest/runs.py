@@ -20,7 +20,7 @@ from archive.base import (
     at_once,
     cached_property,
     layout,
-    plainjson,
+    records,
 )
 from archive.manifest import tablefiles
 from archive.manifest.records import FileRef, RunEntry
@@ -141,7 +141,7 @@ def _indexed(storage: Storage, index: FileRef) -> _Files:
 
 def _entry(run: str, text: str, storage: Storage) -> RunEntry:
     what = f"run {run!r:.80} of a file of runs at {storage.url}"
-    body = plainjson.parse_object(text.encode(), what=what, error=CorruptManifestError, max_depth=plainjson.MAX_DEPTH)
+    body = records.parse_object(text.encode(), what=what, error=CorruptManifestError, max_depth=records.MAX_DEPTH)
     return RunEntry.from_json(body, what=what, error=CorruptManifestError, remedy=_REMEDY)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-from archive.base import CorruptStateError, Form, Record, StateError, layout, plainjson, refuse
+from archive.base import CorruptStateError, Form, Record, StateError, layout, records, refuse
 from archive.shard import packing
 from archive.shard.packing import Member, Placed, checksum
 
@@ -79,6 +79,6 @@ def parse_index(data: bytes, where: str) -> dict[str, Any]:
     line, _, digest = data.partition(b"\n")
     if hashlib.sha256(line).hexdigest().encode() != digest.strip():
         raise CorruptStateError(f"the index of {where} does not match its checksum; it is damaged")
-    body = plainjson.parse_object(line, what=f"the index of {where}", error=CorruptStateError)
+    body = records.parse_object(line, what=f"the index of {where}", error=CorruptStateError)
     layout.check_format(body.get("format"), where=where, least=layout.PART_VERSION)
     return body

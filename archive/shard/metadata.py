@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from archive.base import CorruptChunkError, Count, MisshapenError, Positive, Record, plainjson
+from archive.base import CorruptChunkError, Count, MisshapenError, Positive, Record, records
 from archive.shard import rawchunks
 from archive.shard.packing import Buffer, size_of
 
@@ -90,7 +90,7 @@ class GroupRoot(Record):
 def parsed(data: bytes) -> GroupRoot:
     """The zarr.json of a group; CorruptChunkError if it is none that has its members in it."""
     what = "The zarr.json of a shard"
-    value = plainjson.parse_object(data, what=what, error=CorruptChunkError)
+    value = records.parse_object(data, what=what, error=CorruptChunkError)
     return GroupRoot.from_json(value, what=what, error=CorruptChunkError)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from archive.base import IntegrityError, Record, plainjson
+from archive.base import IntegrityError, Record, records
 from archive.store.root import split_file
 from archive.store.storage import Storage
 
@@ -15,13 +15,13 @@ R = TypeVar("R", bound=Record)
 
 def read_bytes(storage: Storage, key: str, error: type[IntegrityError]) -> bytes:
     """The bytes of a small object; MissingObjectError if it is not there, `error` if it is not small."""
-    most = plainjson.MAX_SMALL_BYTES
-    return plainjson.check_size(storage.get_head(key, most + 1), most, what=storage.full_url(key), error=error)
+    most = records.MAX_SMALL_BYTES
+    return records.check_size(storage.get_head(key, most + 1), most, what=storage.full_url(key), error=error)
 
 
 def parse(data: bytes, what: str, error: type[IntegrityError]) -> Any:
     """The JSON value of a small object; `error` names `what` if it is none."""
-    return plainjson.parse(data, what=what, error=error, max_depth=plainjson.MAX_DEPTH)
+    return records.parse(data, what=what, error=error, max_depth=records.MAX_DEPTH)
 
 
 def read_small(storage: Storage, key: str, kind: type[R], error: type[IntegrityError]) -> R:

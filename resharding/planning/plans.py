@@ -25,7 +25,7 @@ from archive.base import (
     Record,
     UsageError,
     cached_property,
-    plainjson,
+    records,
     size,
     stored,
     visible,
@@ -224,7 +224,7 @@ class Plan:
         UsageError for what is no plan at all, or of another checkpoint; IntegrityError for one that is damaged.
         """
         try:
-            body = plainjson.parse(text, what=_WHAT, error=IntegrityError)
+            body = records.parse(text, what=_WHAT, error=IntegrityError)
         except IntegrityError as e:
             raise UsageError(f"this is no plan: it is not JSON ({e})") from e
         if not isinstance(body, dict) or body.get("format") != FORMAT:

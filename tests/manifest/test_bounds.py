@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import archive
-from archive.base import Record, plainjson
+from archive.base import Record, records
 from archive.base.errors import (
     ArchiveError,
     CorruptChunkError,
@@ -51,7 +51,7 @@ def root(tmp_path: Path) -> Path:
     "text", [deep(), deep("[", "]"), b"[" * DEEP, b'{"magic": "trajectory-archive", "id": ' + deep()]
 )
 def test_archive_json_that_is_nested_deeply(root: Path, text: bytes) -> None:
-    (root / "archive.json").write_bytes(text[: plainjson.MAX_SMALL_BYTES])
+    (root / "archive.json").write_bytes(text[: records.MAX_SMALL_BYTES])
     with pytest.raises(CorruptCommitError, match=r"archive\.json"):
         archive.open(str(root))
     (root / "archive.json").write_bytes(text)
@@ -68,7 +68,7 @@ def test_a_commit_that_is_nested_deeply(root: Path, text: bytes) -> None:
 
 def test_a_commit_that_is_nested_less_deeply_than_python_can_read(root: Path) -> None:
     nested: Any = 1
-    for _ in range(plainjson.MAX_DEPTH + 10):
+    for _ in range(records.MAX_DEPTH + 10):
         nested = {"a": nested}
     change_commit(root, lambda commit: commit.update(later=nested))
     with pytest.raises(CorruptCommitError, match=r"commit 2 at .* is nested more than 64 levels deep"):

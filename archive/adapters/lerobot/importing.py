@@ -17,7 +17,7 @@ from archive.adapters.lerobot import layout
 from archive.adapters.lerobot.columns import array_of
 from archive.adapters.lerobot.pictures import check_depth, pictures_of
 from archive.adapters.lerobot.videos import Videos
-from archive.base import FieldError, IntegrityError, UpgradeError, UsageError, plainjson
+from archive.base import FieldError, IntegrityError, UpgradeError, UsageError, records
 from archive.checkpoint import Checkpoint
 from archive.fields import Schema, unflatten
 from archive.store import Storage
@@ -37,7 +37,7 @@ def import_dataset(
     check_option("on_video", on_video, ("error", "skip", "decode", "keep"))
     store = Storage.connect(url, storage_options)
     where = store.full_url(layout.INFO)
-    info = plainjson.parse_object(store.get(layout.INFO), what=where, error=IntegrityError)
+    info = records.parse_object(store.get(layout.INFO), what=where, error=IntegrityError)
     if not isinstance(info.get("features"), dict):
         raise IntegrityError(f"{where} is not what it should be (it names no features): it is damaged")
     if info.get("codebase_version") != layout.VERSION:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from archive.base import CorruptStateError, plainjson
+from archive.base import CorruptStateError, records
 from archive.fields import Ragged
 from archive.fields.state import trees
 from tests.support.fuzzing.mutating import mutated_bytes, mutated_json
@@ -51,7 +51,7 @@ def mutated_sample(seed: tuple[dict[str, Any], dict[str, Any]], rng: Random) -> 
 def read_sample(given: tuple[dict[str, Any], str]) -> None:
     from archive.adapters.transferqueue import samples
 
-    metadata = plainjson.parse_object(given[1], what="metadata", error=CorruptStateError)
+    metadata = records.parse_object(given[1], what="metadata", error=CorruptStateError)
     samples.decode(given[0], metadata, where=WHERE)
 
 
@@ -79,7 +79,7 @@ def controller_seeds(tmp: Path) -> list[Any]:
 def read_controller(given: tuple[str, dict[str, Any]]) -> None:
     from archive.adapters.transferqueue import controller
 
-    skeleton = plainjson.parse(given[0], what="x", error=CorruptStateError)
+    skeleton = records.parse(given[0], what="x", error=CorruptStateError)
     controller.check_tree(trees.unflatten(skeleton, given[1]), where="x")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 import archive
-from archive.base import CorruptStateError, jsontree, plainjson
+from archive.base import CorruptStateError, jsontree, records
 from archive.fields import dtypes, schema
 from archive.fields.state import trees
 from archive.store import Storage, local_path
@@ -52,7 +52,7 @@ def mutated_tree(seed: Any, rng: Random) -> tuple[str, dict[str, Any]]:
 
 
 def read_tree(given: tuple[str, dict[str, Any]]) -> None:
-    skeleton = plainjson.parse(given[0], what="x", error=CorruptStateError)
+    skeleton = records.parse(given[0], what="x", error=CorruptStateError)
     trees.unflatten(skeleton, given[1])
 
 
