@@ -16,7 +16,7 @@ from archive.arrays import ranges
 from archive.base.errors import CorruptChunkError, MissingObjectError, ShortReadError
 from archive.read.chunks import fetch
 from archive.store import Filling, IOStats
-from archive.store.drivers import Buffer, Place, register, registry
+from archive.store.drivers import Buffer, Location, register, registry
 from archive.store.drivers.local import LocalDriver
 from tests.support.archives import mixed as episode
 from tests.support.tampering import same
@@ -32,9 +32,9 @@ class FarDriver(LocalDriver):
     waits = True
     cut = ""  # the object that comes short by a byte
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Location) -> None:
         super().__init__(
-            Place("/" + place.target.removeprefix("far://"), "file", {}, "", place.deadline_s, place.width)
+            Location("/" + place.target.removeprefix("far://"), "file", {}, "", place.deadline_s, place.width)
         )
         self._others: dict[str, threading.Event] = {}
         self._lock = threading.Lock()
