@@ -102,33 +102,28 @@ def test_without_links_nothing_more_is_loaded() -> None:
     assert chains.resolve(table([]).select(chains.COLUMNS), never).episodes == 0
 
 
-def test_a_resume_supersedes_the_tail_written_after_its_checkpoint() -> None:
-    rows = [row("a", 0), row("a", 1, 2, after=0), row("a", 2, 3, after=1), row("a", 0, 4, after=0, session="later")]
-    assert resolved(rows) == {"a": [0, 3]}
-
-
-def test_a_replacement_supersedes_all() -> None:
-    rows = [row("a", 0), row("a", 1, 2, after=0), row("a", 2, 3, replaces=True), row("b", 3, 3)]
-    assert resolved(rows) == {"a": [2], "b": [3]}
-
-
-def test_every_episode_may_have_several_rows() -> None:
-    assert resolved([row("a", 0), row("a", 1, after=0)]) == {"a": [0, 1]}
-
-
-def test_a_predecessor_that_is_gone_leaves_the_rest() -> None:
-    assert resolved([row("a", 5, after=4), row("a", 6, after=5)]) == {"a": [0, 1]}
-
-
-def test_sessions_and_ranks_have_sequences_of_their_own() -> None:
-    rows = [
-        row("a", 0),
-        row("b", 0, session="t") | {"rank": 1},
-        row("a", 1, after=0),
-        row("b", 1, session="t") | {"rank": 1},
-    ]
-    rows[3]["predecessor"] = chains.address("t", 1, 0)
-    assert resolved(rows) == {"a": [0, 2], "b": [1, 3]}
+@pytest.mark.parametrize(
+    ("rows", "want"),
+    [
+        pytest.param(
+            [row("a", 0), row("a", 1, 2, after=0), row("a", 2, 3, after=1), row("a", 0, 4, after=0, session="later")],
+            {"a": [0, 3]}, id="a resume supersedes the tail written after its checkpoint",
+        ),
+        pytest.param(
+            [row("a", 0), row("a", 1, 2, after=0), row("a", 2, 3, replaces=True), row("b", 3, 3)],
+            {"a": [2], "b": [3]}, id="a replacement supersedes all",
+        ),
+        pytest.param([row("a", 0), row("a", 1, after=0)], {"a": [0, 1]}, id="every episode may have several rows"),
+        pytest.param([row("a", 5, after=4), row("a", 6, after=5)], {"a": [0, 1]}, id="a predecessor that is gone"),
+        pytest.param(
+            [row("a", 0), row("b", 0, session="t") | {"rank": 1}, row("a", 1, after=0),
+             row("b", 1, session="t") | {"rank": 1, "predecessor": chains.address("t", 1, 0)}],
+            {"a": [0, 2], "b": [1, 3]}, id="sessions and ranks have sequences of their own",
+        ),
+    ],
+)  # fmt: skip
+def test_what_makes_up_an_episode(rows: list[dict[str, Any]], want: dict[str, list[int]]) -> None:
+    assert resolved(rows) == want
 
 
 def fold(sizes: list[int], large: int = 10**9) -> list[int]:
@@ -169,17 +164,10 @@ def test_large_files_and_all_that_are_older_stay() -> None:
 
 
 LARGEST_FIRST = [200, 40, 10]
-WHERE = [
-    (LARGEST_FIRST, 1, 3),
-    (LARGEST_FIRST, 5, 3),
-    (LARGEST_FIRST, 6, 2),
-    (LARGEST_FIRST, 11, 1),
-    ([9, 4], 1, 0),
-    ([2], 1, 1),
-]
+WHERE = [(LARGEST_FIRST, 1, 3), (LARGEST_FIRST, 5, 3), (LARGEST_FIRST, 6, 2), (LARGEST_FIRST, 11, 1)]
 
 
-@pytest.mark.parametrize(("rows", "new", "keep"), [*WHERE, ([1], 1, 0)])
+@pytest.mark.parametrize(("rows", "new", "keep"), [*WHERE, ([9, 4], 1, 0), ([2], 1, 1), ([1], 1, 0)])
 def test_where_the_fold_begins(rows: list[int], new: int, keep: int) -> None:
     assert attempts.files_to_keep(rows, [1] * len(rows), new) == keep
 

@@ -290,32 +290,11 @@ def condition_or_refusal(text: str) -> set[int]:
         return set()
 
 
+WORDS = ["length", "=", "1", "(", ")", "and", "or", "not", "in", "is", "null", ",", "'x'", "return", ">", "complete"]
+
+
 @settings(max_examples=examples(300), deadline=None)
-@given(
-    st.lists(
-        st.sampled_from(
-            [
-                "length",
-                "=",
-                "1",
-                "(",
-                ")",
-                "and",
-                "or",
-                "not",
-                "in",
-                "is",
-                "null",
-                ",",
-                "'x'",
-                "return",
-                ">",
-                "complete",
-            ]
-        ),
-        max_size=9,
-    )
-)
+@given(st.lists(st.sampled_from(WORDS), max_size=9))
 def test_any_words_are_a_condition_or_are_refused(words: list[str]) -> None:
     assert condition_or_refusal(" ".join(words)) <= set(range(len(ROWS)))
 
