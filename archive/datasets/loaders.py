@@ -108,7 +108,8 @@ def loader(
 
 
 class _Lane(IterableDataset[Any]):
-    """What workers run: each reads its lane, a batch at a time, and says which lane and how many items a batch is."""
+    """The dataset that workers run: each reads its lane, a batch at a time, and says which lane and how many items a
+    batch is."""
 
     def __init__(
         self, stream: StreamDataset, epoch: Epoch, batch_size: int, collate: Any, held: torch.Tensor | None

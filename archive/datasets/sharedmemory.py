@@ -24,7 +24,7 @@ _NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 class _Leaf(NamedTuple):
-    """Where a tensor lies in a block."""
+    """The place of a tensor in a block."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class Packed(NamedTuple):
 
 
 def flags(num_workers: int, slots: int) -> torch.Tensor:
-    """Which slots of which worker hold a batch that somebody has; shared with the workers."""
+    """A flag for each slot of each worker: it holds a batch that somebody has. Shared with the workers."""
     return _shared(torch.zeros(num_workers, slots, dtype=torch.uint8))
 
 

@@ -164,7 +164,7 @@ class JoinedDataset(Dataset[Any]):
         return steps / max(1, len(self))
 
     def keeping(self, steps: float) -> JoinedDataset:
-        """As that of the datasets, for each."""
+        """The same items; each dataset keeps the chunks of about so many steps."""
         return JoinedDataset([d.keeping(steps) if hasattr(d, "keeping") else d for d in self.datasets])
 
     @property

@@ -34,7 +34,7 @@ class Strategy(Protocol):
 
 
 class Uniform:
-    """Each as likely as any other. With `replace` each for itself, otherwise a batch has none twice."""
+    """Draws each as likely as any other. With `replace` each for itself, otherwise a batch has none twice."""
 
     def __init__(self, count: int, *, replace: bool = False) -> None:
         self.count = count
@@ -55,7 +55,7 @@ class Uniform:
 
 
 class WithoutReplacement:
-    """Each once in random order, then all again in another; no batch has one twice, at the seam either."""
+    """Draws each once in random order, then all again in another; no batch has one twice, at the seam either."""
 
     def __init__(self, count: int) -> None:
         self.count = count

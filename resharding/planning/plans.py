@@ -28,6 +28,7 @@ from archive.base import (
     records,
     size,
     stored,
+    tabulate,
     visible,
 )
 from archive.checkpoint import Checkpoint
@@ -181,10 +182,10 @@ class Plan:
             f"{self.checkpoint.name!r}: {self.checkpoint.world_size} ranks -> {self.world_size}"
             + (" (as it was)" if self.is_identity else "")
         ]
-        lines.append(f"{'rank':>4} {'episodes':>9} {'steps':>10} {'MB':>9} {'requests':>8}")
-        costs = self.cost()
-        for rank, (episodes, steps, cost) in enumerate(zip(self.episodes, self.steps, costs, strict=True)):
-            lines.append(f"{rank:>4} {episodes:>9} {steps:>10} {cost['bytes'] / 1e6:>9.2f} {cost['requests']:>8}")
+        costs, names = self.cost(), ("rank", "episodes", "steps", "MB", "requests")
+        counts = zip(self.episodes, self.steps, costs, strict=True)
+        rows = [(rank, e, n, f"{c['bytes'] / 1e6:.2f}", c["requests"]) for rank, (e, n, c) in enumerate(counts)]
+        lines += tabulate(names, rows, right=names)
         lines += [f"dropped ({why}): {n['episodes']} episodes, {n['steps']} steps" for why, n in self.dropped.items()]
         live, touched = sum(c["needed_bytes"] for c in costs), sum(c["shard_bytes"] for c in costs)
         if touched and live < touched / 2:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,31 +20,31 @@ def roles_of(schema: ShardSchema) -> Roles:
     return {schema.by_name[name].path: role for name, role in names if name in schema.by_name}
 
 
-def _held(data: dict[str, Any], roles: Roles) -> Iterator[tuple[dict[str, Any], Path, str]]:
-    """The nest that has each of these fields, as far as it is there, the field's path and its role."""
-    for path, role in roles.items():
-        inner: Any = data
-        for key in path[:-1]:
-            inner = inner.get(key, {})
-        if path[-1] in inner:
-            yield inner, path, role
+def _nest_of(data: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The nest in which the field of a path is, if it is there."""
+    for key in path[:-1]:
+        data = data.get(key, {})
+    return data
 
 
 def renumber(data: dict[str, Any], roles: Roles, env: int, place: int, name: str) -> None:
     """Every value of an id field becomes the env row `env` (unless there is none: -1), or the trajectory's new id:
     `place` in fields of numbers, `name` in fields of text."""
-    for inner, path, role in _held(data, roles):
+    for path, role in roles.items():
+        inner = _nest_of(data, path)
         number, text = (env, str(env)) if role == "env_id" else (place, name)
-        if number >= 0:
+        if path[-1] in inner and number >= 0:
             inner[path[-1]] = _filled(inner[path[-1]], number, text, path)
 
 
 def renumber_rows(batch: dict[str, Any], roles: Roles, env: Ints, place: Ints, names: Sequence[str]) -> None:
     """Do the same to a batch of which item i is of the episode of env row env[i], place[i] and names[i]; where the
     env row or the place is -1, the old id stays."""
-    for inner, path, role in _held(batch, roles):
+    for path, role in roles.items():
+        inner = _nest_of(batch, path)
         numbers, texts = (env, list(map(str, env.tolist()))) if role == "env_id" else (place, list(names))
-        inner[path[-1]] = _filled_rows(inner[path[-1]], numbers, texts, path)
+        if path[-1] in inner:
+            inner[path[-1]] = _filled_rows(inner[path[-1]], numbers, texts, path)
 
 
 def renumber_places(array: np.ndarray[Any, Any], rows: Ints, numbers: Ints, path: Path) -> None:

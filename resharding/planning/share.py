@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.arrays import Ints, Mask, group_of, merge_runs, offsets_of, spans, sums
+from archive.arrays import Ints, Mask, group_of, offsets_of, sums
 from archive.base import ArchiveError, NotFoundError, cached_property, logger, size
 from archive.checkpoint import MAIN_BUFFER, Checkpoint, resuming
 from archive.fields import NODES, FieldSpec, Path, dtypes, unflatten
@@ -30,7 +30,7 @@ _READ = "rank %d of %d read %d episodes, %d steps of buffer %r of %r, which %d r
 
 
 @dataclass(frozen=True)
-class Layout:
+class ShareLayout:
     """The places of a share's episodes: one entry each, in order of env row and position."""
 
     env_id: Ints
@@ -52,19 +52,9 @@ class ShareEpisode(Episode):
     renumbered: bool
     roles: Roles
 
-    def read(
-        self,
-        fields: Any = None,
-        start: int = 0,
-        stop: int | None = None,
-        *,
-        missing: Any = "error",
-        ragged: str = "list",
-        derive: Any = (),
-        out: Any = None,
-    ) -> dict[str, Any]:
-        data = super().read(fields, start, stop, missing=missing, ragged=ragged, derive=derive, out=out)
-        return self._renumber(data)
+    def read(self, *given: Any, **how: Any) -> dict[str, Any]:
+        """The same as `Episode.read`, with its arguments."""
+        return self._renumber(super().read(*given, **how))
 
     def _renumber(self, data: dict[str, Any]) -> dict[str, Any]:
         if self.renumbered:
@@ -120,14 +110,14 @@ class ShareBuffer:
         return self.plan.seed(self.rank)
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> ShareLayout:
         """Env row, position and length of each episode, in order; which are open or headless."""
         parts = self._parts
         units = self._source.units.pick(parts.stream)
         opened: Any = units["open"] & (parts.hi == units.hi)
         headless: Any = units["headless"] | (parts.lo > 0)
         where = parts["env"], parts["position"], parts.length
-        return Layout(*where, opened, headless, units["rank"], units["env"])
+        return ShareLayout(*where, opened, headless, units["rank"], units["env"])
 
     @cached_property
     def moved(self) -> Mask:
@@ -179,15 +169,16 @@ class ShareBuffer:
         return int(self._parts.length.sum())
 
     def __iter__(self) -> Iterator[ShareEpisode]:
-        where, kind = self.layout, self.schema_numbers.tolist()
+        where, moved, roles = self.layout, self.moved, self._roles
+        kind, start, stop = self.schema_numbers.tolist(), self._parts.lo.tolist(), self._parts.hi.tolist()
         for i, ep in enumerate(self.episodes):
             own = ShareEpisode.__new__(ShareEpisode)
             own.__dict__.update(ep.__dict__)
-            own.env, own.place, own.renumbered = int(where.env_id[i]), i, bool(self.moved[i])
-            own.roles = self._roles[kind[i]]
+            own.env, own.place, own.renumbered = int(where.env_id[i]), i, bool(moved[i])
+            own.roles = roles[kind[i]]
             own.lineage = {
                 "episode_id": ep.id, "rank": int(where.source_rank[i]), "env_id": int(where.source_env[i]),
-                "start": int(self._parts.lo[i]), "stop": int(self._parts.hi[i]),
+                "start": start[i], "stop": stop[i],
             }  # fmt: skip
             yield own
 
@@ -304,37 +295,8 @@ class ShareBuffer:
     @cached_property
     def columns(self) -> Mapping[str, np.ndarray[Any, Any]]:
         """Name -> one value a live step, in the share's order."""
-        return {name: self._column(name) for name in self.checkpoint.buffers[self.name]["columns"]}
-
-    def _column(self, name: str) -> np.ndarray[Any, Any]:
-        """Rows of each source rank's column, fetched once a rank, put in the share's order."""
-        ck, (_, pieces) = self.checkpoint, self._pieces
-        steps, begins = pieces.length, offsets_of(pieces.length)
-        parts: list[tuple[Ints, np.ndarray[Any, Any]]] = []  # where values stand in the share, values
-        for source_rank in np.unique(pieces["rank"][steps > 0]).tolist():
-            mine = np.flatnonzero((pieces["rank"] == source_rank) & (steps > 0))
-            wanted = spans(pieces["at"][mine], steps[mine])
-            begin, stop = merge_runs(pieces["at"][mine], pieces["at"][mine] + steps[mine])
-            column = ck.column_ref(name, source_rank, self.name)
-            runs = list(zip(begin.tolist(), stop.tolist(), strict=True))
-            values = np.concatenate(ck.file(column).column_rows(column, runs))
-            run = group_of(begin, wanted)
-            rows = values[wanted - begin[run] + offsets_of(stop - begin)[run]]
-            parts.append((spans(begins[mine], steps[mine]), rows))
-        if not parts:
-            return self._no_rows(name)
-        out = np.empty((int(begins[-1]), *parts[0][1].shape[1:]), np.result_type(*(rows.dtype for _, rows in parts)))
-        for places, rows in parts:
-            out[places] = rows
-        return out
-
-    def _no_rows(self, name: str) -> np.ndarray[Any, Any]:
-        """No values, of the column's dtype and shape as any rank has it."""
-        ck = self.checkpoint
-        columns = (ck.staged(rank).index.columns.get(self.name, {}).get(name) for rank in ck.ranks)
-        column = next(one for one in columns if one is not None)
-        trailing = len(dtypes.stored_trailing(column.dtype, ()))  # axes that the user did not give
-        return np.zeros((0, *column.shape[: len(column.shape) - trailing]), dtypes.to_numpy(column.dtype))
+        names, pieces = self.checkpoint.buffers[self.name]["columns"], self._pieces[1]
+        return {name: self._source.column(name, pieces) for name in names}
 
     @cached_property
     def attributes(self) -> dict[str, dict[str, Any]]:
@@ -419,7 +381,7 @@ class Share(ShareBuffer):
 
     @property
     def unconsumed(self) -> list[Any]:
-        """All that was drawn but not trained on, for the data source to give again."""
+        """The items that were drawn but not trained on, for the data source to give again."""
         return self.checkpoint.unconsumed
 
     @property

@@ -7,9 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from archive.arrays import Ints, Mask, offsets_of, run_heads, run_starts, run_tails, since_head, spans, sums
+from archive.arrays import (
+    Ints,
+    Mask,
+    group_of,
+    merge_runs,
+    offsets_of,
+    run_heads,
+    run_starts,
+    run_tails,
+    since_head,
+    spans,
+    sums,
+)
 from archive.base import NotFoundError, UsageError, cached_property
 from archive.checkpoint import Checkpoint
+from archive.fields import dtypes
 from archive.read import Episodes, Spans
 from archive.steps import Steps
 from archive.tables import among
@@ -77,6 +90,36 @@ class SourceBuffer:
         lo, hi = (np.clip(edge, 0, steps)[kept] + start for edge in (lo, hi))
         cut = self.pieces.cut(index[kept], lo, hi)
         return offsets_of(np.bincount(owner[kept], minlength=len(parts))), cut
+
+    def column(self, name: str, pieces: Steps) -> np.ndarray[Any, Any]:
+        """The values of a column at pieces of these, in their order, fetched once for each source rank."""
+        ck = self.checkpoint
+        steps, begins = pieces.length, offsets_of(pieces.length)
+        parts: list[tuple[Ints, np.ndarray[Any, Any]]] = []  # where values stand among all, values
+        for source_rank in np.unique(pieces["rank"][steps > 0]).tolist():
+            mine = np.flatnonzero((pieces["rank"] == source_rank) & (steps > 0))
+            wanted = spans(pieces["at"][mine], steps[mine])
+            begin, stop = merge_runs(pieces["at"][mine], pieces["at"][mine] + steps[mine])
+            column = ck.column_ref(name, source_rank, self.name)
+            runs = list(zip(begin.tolist(), stop.tolist(), strict=True))
+            values = np.concatenate(ck.file(column).column_rows(column, runs))
+            run = group_of(begin, wanted)
+            rows = values[wanted - begin[run] + offsets_of(stop - begin)[run]]
+            parts.append((spans(begins[mine], steps[mine]), rows))
+        if not parts:
+            return self._no_rows(name)
+        out = np.empty((int(begins[-1]), *parts[0][1].shape[1:]), np.result_type(*(rows.dtype for _, rows in parts)))
+        for places, rows in parts:
+            out[places] = rows
+        return out
+
+    def _no_rows(self, name: str) -> np.ndarray[Any, Any]:
+        """No values, of the column's dtype and shape as any rank has it."""
+        ck = self.checkpoint
+        columns = (ck.staged(rank).index.columns.get(self.name, {}).get(name) for rank in ck.ranks)
+        column = next(one for one in columns if one is not None)
+        trailing = len(dtypes.stored_trailing(column.dtype, ()))  # axes that the user did not give
+        return np.zeros((0, *column.shape[: len(column.shape) - trailing]), dtypes.to_numpy(column.dtype))
 
     @cached_property
     def units(self) -> Steps:

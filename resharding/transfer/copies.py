@@ -47,7 +47,8 @@ def copy_shards(
     for row in chunks.to_pylist():
         rows.setdefault(row["shard"], []).append(row)
     listed = _listed(target) - {*known}
-    keys = {shard: _fresh(key) if (key := _plain(shard)) in listed else key for shard in rows}
+    keys = {shard: _plain(shard) for shard in rows}
+    keys |= {s: layout.copy_key(secrets.token_hex(4), key) for s, key in keys.items() if key in listed}
     present = {f"shards/{name}" for name in target.list("shards")}
     if any(key.startswith("journal/") for key in keys.values()):
         present.update(one.key for one in target.scan("journal"))
@@ -71,10 +72,6 @@ def _listed(target: Storage) -> set[str]:
     found = zip(files, target.get_all(files), strict=True)
     lists = (tables.loads(data, "pruned", where=target.full_url(key), columns=["key"]) for key, data in found)
     return {key for table in lists for key in table["key"].to_pylist()}
-
-
-def _fresh(key: str) -> str:
-    return layout.copy_key(secrets.token_hex(4), key)
 
 
 def _plain(shard: str) -> str:

@@ -56,7 +56,8 @@ def export(
         raise UsageError(f"format={format!r}: give one of {', '.join(FORMATS)}")
     if episodes_per_file < 1:
         raise UsageError(f"episodes_per_file={episodes_per_file}: give 1 or more")
-    episodes = _episodes(source, storage_options)
+    given = source if isinstance(source, (Archive, Episodes)) else open_archive(source, storage_options=storage_options)
+    episodes = given if isinstance(given, Episodes) else given.episodes
     target = Storage.connect(to, dict(storage_options or {}))
     starts = range(0, len(episodes), episodes_per_file)
     names = [f"part-{i:06d}.{format}" for i in range(len(starts))]
@@ -68,12 +69,6 @@ def export(
         if progress is not None:
             progress(done, len(names))
     return names
-
-
-def _episodes(source: Any, options: Mapping[str, Any] | None) -> Episodes:
-    if isinstance(source, Episodes):
-        return source
-    return (source if isinstance(source, Archive) else open_archive(source, storage_options=options)).episodes
 
 
 def _leaves(steps: dict[str, Any]) -> Iterator[tuple[str, Any]]:

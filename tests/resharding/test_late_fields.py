@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -91,6 +92,16 @@ def test_a_live_buffer_comes_back_without_what_was_added() -> None:
         again = buffer()
         torchrl_adapter.restore(again, share)
         assert set(again[:].keys()) - {"index"} == {"reward"}
+
+
+def test_a_share_as_saved_stays_so_when_it_is_pickled() -> None:
+    arc = fill(saved(f"memory://{uuid.uuid4().hex}"))
+    for share in shares(arc.checkpoints.latest, 2):
+        assert all("advantage" in data for data in pickle.loads(pickle.dumps(share)).read())
+        for part in (share.as_saved(), share.as_saved().buffer("replay")):
+            again = pickle.loads(pickle.dumps(part)).read()
+            assert again
+            assert all("advantage" not in data for data in again)
 
 
 def test_who_resumes_goes_on_with_what_was_added_as_it_was() -> None:
