@@ -201,7 +201,7 @@ class History:
         self.lost_rows: list[int] = []
         self.journaled = Watermarks()
         self._let_go: dict[int, int | None] = {}  # by number
-        self._chunks: list[FileRef] = []  # not read yet, and lists of prunes
+        self._chunks: dict[str, FileRef] = {}  # not read yet, like lists of prunes:
         self._lists: list[FileRef] = []
         self._shards: set[str] = set()
         self._pruned: set[str] = set()
@@ -220,7 +220,7 @@ class History:
         self.named.update(dict.fromkeys((*(ref.path for ref in files_there(commit)), *staged), commit.number))
         self.journaled.note(commit.own_runs)  # which has those that it changes
         self._let_go[commit.number] = commit.let_go
-        self._chunks += [] if commit.chunks is None else [commit.chunks]
+        self._chunks |= {} if commit.chunks is None else {commit.chunks.path: commit.chunks}
         self._lists += [] if commit.pruned is None else [commit.pruned]
         if commit.kind in _LOSES_ROWS:
             self.lost_rows.append(commit.number)
@@ -243,9 +243,14 @@ class History:
     def shards(self, there: Container[str]) -> Set[str]:
         """The shards and objects of journals with steps that commits have named, by those chunk files that are
         there."""
-        found = [ref for ref in self._chunks if ref.path in there]
+        found = [ref for path, ref in self._chunks.items() if path in there]
         for at in range(0, len(found), _AT_ONCE):
             table = tablefiles.load(self._storage, "chunks", found[at : at + _AT_ONCE], ["shard"])
             self._shards.update(distinct(table["shard"]))
-        self._chunks = []
+        self._chunks = {}
         return self._shards
+
+    def learn(self, path: str, shards: Iterable[str]) -> None:
+        """A chunk file need not be read again, which has these shards."""
+        if self._chunks.pop(path, None) is not None:
+            self._shards.update(shards)

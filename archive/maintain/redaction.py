@@ -45,7 +45,7 @@ class Redaction:
         self._storage = storage
         self._layout = layout
         self._ids = frozenset(ids)
-        self._written: _Rewritten | None = None
+        self._written: _Copied | None = None
         self._touched: _Touched | None = None
 
     def applied(self, decision: Decision, *, is_dry: bool) -> Decision:
@@ -81,7 +81,7 @@ class Redaction:
             self._touched = _touched(decision)
         return self._touched
 
-    def _write(self, touched: _Touched) -> _Rewritten:
+    def _write(self, touched: _Touched) -> _Copied:
         """Put these steps of others into shards of their own."""
         session, decision = new_session(), touched.decision
         before = touched.where()
@@ -94,7 +94,7 @@ class Redaction:
         places, late_places = (
             [places[i] | tablefiles.chunk_columns(chunks) for i in range(len(places))] for places, _ in parts
         )
-        return _Rewritten(before, places, late_places, chunks)
+        return _Copied(before, places, late_places, chunks)
 
     def _put(self, session: str, snapshot: Snapshot, pieces: Steps) -> tuple[Places, pa.Table]:
         if not len(pieces):
@@ -103,7 +103,7 @@ class Redaction:
 
 
 @dataclass(frozen=True)
-class _Rewritten:
+class _Copied:
     """The places where steps were put, and those where they lay when they were read."""
 
     before: Where

@@ -203,6 +203,7 @@ class _Verification:
         rows = tablefiles.load(self._roots, kind, [ref])
         if kind == "chunks":
             chunkindex.from_table(rows)
+            self._history.learn(ref.path, distinct(rows["shard"]))
         if kind != "segments":
             return
         numbers, steps = tuple(pc.min_max(rows["commit"]).as_py().values()), pc.sum(rows["length"]).as_py()
