@@ -57,7 +57,10 @@ def plan(log: CommitLog, asked: ForgetRequest, shown: Shown, redaction: Redactio
     gone = {} if made is None else made.gone
 
     def carry(plan: ForgetPlan) -> ForgetPlan:
-        commit = _commit(log, _Forgetting(log.storage, asked, redaction, decision), f"forget/{new_session()}")
+        forgetting = _Forgetting(log.storage, asked, redaction, decision)
+        commit = _commit(
+            log, forgetting, f"forget/{new_session()}", checkpoints=plan.checkpoints_gone, episodes=plan.episodes_gone
+        )  # fmt: skip
         shown(commit)
         return replace(plan, made=commit)
 
@@ -197,9 +200,10 @@ class _Forgetting:
 
 
 def _commit(
-    log: CommitLog, forgetting: _Forgetting, transaction: str, requires: Sequence[Requirement] = ()
+    log: CommitLog, forgetting: _Forgetting, transaction: str, requires: Sequence[Requirement] = (), **about: Any
 ) -> Commit:  # fmt: skip
-    with operation("forget") as done:
+    """Commit a forgetting. about: what is known of it before, for who traces."""
+    with operation("forget", **about) as done:
         made = log.commit(transaction, Change("forget", forgetting.adds, requires))
     gone = (made.removed.get("checkpoints", 0), made.removed.get("episodes", 0))
     logger.info(
