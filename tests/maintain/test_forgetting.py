@@ -133,8 +133,10 @@ def test_nothing_to_forget_makes_no_commit() -> None:
 # -- what goes, and what stays -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", ["packed", "directory"])
-@pytest.mark.parametrize("episodes", [None, "unreferenced", "superseded"])
+@pytest.mark.parametrize(
+    ("layout", "episodes"),
+    [("packed", None), ("packed", "superseded"), ("packed", "unreferenced"), ("directory", "unreferenced")],
+)
 def test_what_stays_reads_the_same_after_all_that_went_is_deleted(
     layout: str, episodes: str | None, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 import archive
 import resharding
 from archive import Keep, tables
-from archive.errors import ConflictError, UsageError
+from archive.errors import UsageError
 from archive.maintain import PrunePlan, prune
 from archive.manifest import commits, tablefiles
 from archive.testing import assert_whole, small_archive
@@ -256,16 +256,6 @@ def test_what_a_session_has_put_that_may_still_commit_stays(tmp_path: Path) -> N
     assert sound(arc)
 
 
-def test_a_tag_keeps_what_it_names(tmp_path: Path) -> None:
-    arc = turned(tmp_path)
-    arc.tag("paper", arc.checkpoints[0])
-    told = archive.open(tmp_path, commit="paper").episodes.read()
-    let_go(arc)
-    arc.prune(dry_run=False, **NOW)
-    np.testing.assert_equal(archive.open(tmp_path, commit="paper").episodes.read(), told)
-    assert sound(arc)
-
-
 def test_what_another_archive_refers_to_stays(tmp_path: Path) -> None:
     arc = turned(tmp_path / "source")
     target = archive.create(tmp_path / "target")
@@ -309,20 +299,6 @@ def test_commits_sessions_and_lists_stay(tmp_path: Path) -> None:
     for commit in arc.refresh().commits:
         if commit.pruned is not None:
             assert tablefiles.load(arc.storage, "pruned", [commit.pruned]).num_rows == commit.removed["objects"]
-
-
-def test_the_list_of_a_prune_stays_where_the_next_commit_lets_go(tmp_path: Path) -> None:
-    arc = let_go(turned(tmp_path))
-    w = arc.writer(run="other")
-    ref = arc.prune(dry_run=False, **NOW).made.pruned  # type: ignore[union-attr]
-    arc.forget(Keep(last=1), episodes="unreferenced", dry_run=False)
-    plan = arc.prune(dry_run=False, **NOW)
-    assert why(plan)[prune.LIST] == 1
-    assert ref is not None
-    assert ref.path in keys_of(arc)
-    w.add_episode({"x": np.arange(3)})
-    w.close()  # which had begun before both
-    assert sound(arc)
 
 
 # -- refusals, plans ---------------------------------------------------------------------------------------------------
@@ -379,15 +355,6 @@ def test_a_plan_that_is_old_deletes_what_of_it_still_goes_and_nothing_else(tmp_p
     assert done.deleted < plan.objects
     assert len(arc.refresh().checkpoints) == 6
     assert sound(arc)
-
-
-def test_what_was_pruned_cannot_be_undone_or_restored(tmp_path: Path) -> None:
-    arc = let_go(turned(tmp_path))
-    arc.prune(dry_run=False, **NOW)
-    with pytest.raises(ConflictError, match="pruned"):
-        arc.refresh().undo()
-    with pytest.raises(ConflictError, match="pruned"):
-        arc.restore(commit=3)
 
 
 def test_objects_that_cannot_be_deleted_are_told_and_tried_again(
