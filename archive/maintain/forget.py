@@ -53,11 +53,11 @@ def plan(log: CommitLog, asked: ForgetRequest, shown: Shown, redaction: Redactio
     once made."""
     decision = decide(log.storage, log.catch_up(), asked)
     dry = Attempt(log.storage, is_dry=True)
-    made = None if decision.empty else _Forgetting(log.storage, asked, redaction).drafted(decision, dry)
+    made = None if decision.empty else _Forgetting(asked, redaction).drafted(decision, dry)
     gone = {} if made is None else made.gone
 
     def carry(plan: ForgetPlan) -> ForgetPlan:
-        forgetting = _Forgetting(log.storage, asked, redaction, decision)
+        forgetting = _Forgetting(asked, redaction, decision)
         commit = _commit(
             log, forgetting, f"forget/{new_session()}", checkpoints=plan.checkpoints_gone, episodes=plan.episodes_gone
         )  # fmt: skip
@@ -104,7 +104,7 @@ def after_checkpoint(storage: Storage, archive_id: str, place: Place, forget: st
             return
         asked = ForgetRequest(Keep.of(entry.keep), episodes, run=place.run, anyhow=True)
         try:
-            _commit(log, _Forgetting(storage, asked), f"{place.session}/forget/{made.number}", [place.newest])
+            _commit(log, _Forgetting(asked), f"{place.session}/forget/{made.number}", [place.newest])
         except NothingToForgetError:
             return
 
@@ -125,14 +125,9 @@ class _Forgetting:
     """
 
     def __init__(
-        self,
-        storage: Storage,
-        asked: ForgetRequest,
-        redaction: Redaction | None = None,
-        planned: Decision | None = None,
-    ) -> None:
+        self, asked: ForgetRequest, redaction: Redaction | None = None, planned: Decision | None = None
+    ) -> None:  # fmt: skip
         self.asked = asked
-        self._storage = storage
         self._redaction = redaction
         self._planned = planned
         self._done: tuple[Decision, Draft] | None = None  # by an earlier try
@@ -141,7 +136,7 @@ class _Forgetting:
         """The words of the commit that is to follow this one."""
         if attempt.number == MOST_TRIES:
             raise ConflictError(
-                f"others committed {MOST_TRIES} times at {self._storage.url} while {self.asked} was to be committed; "
+                f"others committed {MOST_TRIES} times at {attempt.storage.url} while {self.asked} was to be committed; "
                 "nothing was forgotten: ask again. A writer that forgets does so after its next checkpoint"
             )
         decision, made = self._redrafted(parent, attempt) or self._first(parent, attempt)
@@ -149,9 +144,7 @@ class _Forgetting:
             "checkpoints": len(decision.fates) - len(decision.kept), "episodes": decision.survivors.goes,
             "objects": len(made.gone), "bytes": sum(made.gone.values()), **self._redacted(decision, made),
         }  # fmt: skip
-        return {}, {
-            **made.says, "removed": removed, "forgotten": note_forgotten(self._storage, parent, made.gone)
-        }  # fmt: skip
+        return {}, {**made.says, "removed": removed, "forgotten": note_forgotten(attempt.storage, parent, made.gone)}
 
     def drafted(self, decision: Decision, attempt: Attempt) -> Draft:
         """The draft of what was decided, but for its table of what was forgotten."""
@@ -160,9 +153,9 @@ class _Forgetting:
         return draft(decision, partial(attempt.write, new_session()))
 
     def _first(self, parent: Commit, attempt: Attempt) -> tuple[Decision, Draft]:
-        decision = self._decided(parent)
+        decision = self._decided(parent, attempt.storage)
         if decision.empty:
-            raise NothingToForgetError(f"nothing at {self._storage.url} is to be forgotten any more: plan again")
+            raise NothingToForgetError(f"nothing at {attempt.storage.url} is to be forgotten any more: plan again")
         self._done = decision, self.drafted(decision, attempt)
         return self._done
 
@@ -180,20 +173,19 @@ class _Forgetting:
             return {}
         told = self._redaction.told(decision, made)
         if told.obstacles:
-            raise ConflictError(
-                f"the redaction at {self._storage.url} was not done: {'; '.join(told.obstacles)}. Plan again"
-            )
+            url = decision.snapshot.storage.url
+            raise ConflictError(f"the redaction at {url} was not done: {'; '.join(told.obstacles)}. Plan again")
         return {"redacted": told.episodes}
 
-    def _decided(self, parent: Commit) -> Decision:
+    def _decided(self, parent: Commit, storage: Storage) -> Decision:
         """The decision as of this commit, if that is what was planned."""
         planned = self._planned
         if planned is not None and parent.digest == planned.parent.digest:
             return planned
-        found = decide(self._storage, parent, self.asked)
+        found = decide(storage, parent, self.asked)
         if planned is not None and _goes(planned) != _goes(found):
             raise ConflictError(
-                f"the archive at {self._storage.url} changed since commit {planned.parent.number}, so that something "
+                f"the archive at {storage.url} changed since commit {planned.parent.number}, so that something "
                 "else would be forgotten than was planned; nothing was committed: plan again"
             )
         return found

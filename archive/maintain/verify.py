@@ -293,8 +293,7 @@ class _Verification:
 
     def shards(self) -> Iterator[tuple[ShardIndex, tuple[str, ...]]]:
         """Every shard that rows name, once, with some of its episodes."""
-        for table in self._tables_of_shards():
-            yield from self._shards_of(table)
+        return (found for table in self._tables_of_shards() for found in self._shards_of(table))
 
     def _tables_of_shards(self) -> Iterator[pa.Table]:
         """Rows that name the shards to be looked at: of the newest commit and, where something was let go of, those of
