@@ -24,7 +24,7 @@ from archive.base import (
 )
 from archive.journal import tails
 from archive.maintain.objects import History, StoredObject, forgotten, running, stored
-from archive.manifest import Claim, Commit, Mark, Sighting, commits, sessions
+from archive.manifest import Commit, Mark, Sighting, commits, sessions
 from archive.saved import Part
 from archive.store import Storage
 
@@ -95,10 +95,7 @@ def _natural(name: str) -> list[str | int]:
 
 def _seen_by(storage: Storage, key: str) -> Sighting | None:
     """The newest commit that the writer of a claim or of a staged object knew; None if it says of none."""
-    if key.startswith("sessions/"):
-        claim: Claim = sessions.read_claim(storage, key)
-        return claim.seen
-    return Part(storage, key).index.seen
+    return sessions.read_claim(storage, key).seen if key.startswith("sessions/") else Part(storage, key).index.seen
 
 
 # -- when all is looked at ---------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from archive.observe import operation
 from archive.views import reports
 
 MAX_GOING = 40  # checkpoints that go, of a plan for people: the newest; more are summed up
-NO_RULE = "no rule wants it"
+_GOES = ("goes", "no rule wants it")
 _CHECKPOINT_COLUMNS = ("checkpoint", "run", "step", "commit", "stays", "why")
 _EPISODE_COLUMNS = ("episodes", "steps", "stays", "why", "for example")
 _OBJECT_COLUMNS = ("what", "objects", "bytes", "", "why")
@@ -234,7 +234,7 @@ class ForgetPlan(UpkeepPlan):
         older = going[:-MAX_GOING]
         summed = {one.commit for one in older}
         checkpoints = [
-            (one.name, one.run, one.step, one.commit, _stays(one), "; ".join(one.reasons) or NO_RULE)
+            (one.name, one.run, one.step, one.commit, *(("stays", "; ".join(one.reasons)) if one.stays else _GOES))
             for one in self.checkpoints[::-1]
             if one.commit not in summed
         ]
@@ -253,7 +253,7 @@ def _summed(going: Sequence[CheckpointFate]) -> tuple[Any, ...]:
     runs = list(dict.fromkeys(one.run for one in going))
     steps, numbers = ([getattr(one, name) for one in going] for name in ("step", "commit"))
     spans = (f"{min(values)} to {max(values)}" for values in (steps, numbers))
-    return f"and {len(going)} more", runs[0] if len(runs) == 1 else f"{len(runs)} runs", *spans, "go", NO_RULE
+    return f"and {len(going)} more", runs[0] if len(runs) == 1 else f"{len(runs)} runs", *spans, "go", _GOES[1]
 
 
 # -- deleting ----------------------------------------------------------------------------------------------------------
@@ -359,7 +359,7 @@ class PrunePlan(UpkeepPlan):
     def tables(self) -> list[Table]:
         """A row for each group of objects."""
         return [("Objects", _OBJECT_COLUMNS, [
-            (one.kind, one.objects, size(one.bytes), _stays(one), one.why) for one in self.groups
+            (one.kind, one.objects, size(one.bytes), "goes" if one.goes else "stays", one.why) for one in self.groups
         ])]  # fmt: skip
 
     @property
@@ -378,10 +378,6 @@ def grouped(fates: Iterable[ObjectFate]) -> tuple[ObjectGroup, ...]:
         found[1] += one.bytes
     groups = (ObjectGroup(*place, *found) for place, found in counts.items())
     return tuple(sorted(groups, key=lambda group: (not group.goes, -group.bytes, group.kind, group.why)))
-
-
-def _stays(one: CheckpointFate | ObjectGroup) -> str:
-    return "stays" if (one.stays if isinstance(one, CheckpointFate) else not one.goes) else "goes"
 
 
 def _some(one: Any, *names: str) -> dict[str, Any]:
