@@ -18,7 +18,7 @@ import numpy as np
 from archive.arrays import Ints, Pieces, fresh, offsets_of
 from archive.base import FieldError, escape_path, show
 from archive.fields import NODES, Array, FieldSpec, Path, ShardSchema, dtypes
-from archive.fields.axes import Axis, Cuts, Extent, Fetched, Located, Runs, axis_of, empty_rows
+from archive.fields.axes import Axis, Cuts, Extent, Fetched, Located, Slices, axis_of, empty_rows
 from archive.read.chunks import Segments, Want
 from archive.read.selection import Selection
 from archive.read.spans import Shown, Spans, StandIn, moved, shown
@@ -119,11 +119,11 @@ class FieldRead:
         return Fetched(self.cuts, Located(self.rows, first.located.runs), self.at, first.rows)
 
 
-def _memory(runs: Runs) -> Pieces:
+def _memory(runs: Slices) -> Pieces:
     return Pieces.whole(fresh((int((runs.stop - runs.start).sum()), *runs.like.shape[1:]), runs.like.dtype))
 
 
-def _wants(runs: Iterable[Runs], part: FieldPart, shard: Ints, at: Ints) -> Iterator[Want]:
+def _wants(runs: Iterable[Slices], part: FieldPart, shard: Ints, at: Ints) -> Iterator[Want]:
     """The rows of a part to fetch. at: the first of the field's own rows of each cut. Rows that hold no element have no
     chunk."""
     for one in runs:

@@ -3,7 +3,7 @@ parts of them and the arrays of a shard go out, and what reading takes. No I/O."
 
 from __future__ import annotations
 
-from archive.fields.axes.axis import Axis, Cuts, Extent, Fetched, Layout, Located, Runs, empty_rows
+from archive.fields.axes.axis import Axis, Cuts, Extent, Fetched, Layout, Located, Slices, empty_rows
 from archive.fields.axes.kinds import axis_of, normalise
 from archive.fields.axes.rows import StepAxis
 
@@ -14,7 +14,7 @@ __all__ = [
     "Fetched",
     "Layout",
     "Located",
-    "Runs",
+    "Slices",
     "StepAxis",
     "axis_of",
     "empty_rows",

@@ -64,7 +64,7 @@ class Cuts(NamedTuple):
         )  # fmt: skip
 
 
-class Runs(NamedTuple):
+class Slices(NamedTuple):
     """Rows [start, stop) of one stored array, many times, and where they go.
 
     into: "" for the field's own rows, else a name by which the axis finds them again.  at: the first row there; of the
@@ -84,7 +84,7 @@ class Located(NamedTuple):
     """The rows that reading a field takes: how many it has in each cut, and those of stored arrays."""
 
     rows: Ints
-    runs: Sequence[Runs]
+    runs: Sequence[Slices]
 
 
 class Fetched(NamedTuple):
@@ -162,7 +162,7 @@ class Axis(ABC, Generic[V]):
         known: what `companions` asked for; then each cut is of one step, and no row is named that is not needed.
         """
 
-    def companions(self, cuts: Cuts) -> Sequence[Runs]:
+    def companions(self, cuts: Cuts) -> Sequence[Slices]:
         """Rows that say where those of single steps lie, to be fetched first."""
         return ()
 
@@ -191,11 +191,11 @@ def _no_rows(dtype: str, shape: tuple[int, ...]) -> Array:
 def own_runs(spec: FieldSpec, start: Ints, stop: Ints) -> Located:
     """Rows [start, stop) of the field's own array in each cut, and no others."""
     every = np.arange(len(start))
-    runs = Runs(spec.name, empty_rows(spec), "", every, start, stop, np.zeros(len(start), np.int64))
+    runs = Slices(spec.name, empty_rows(spec), "", every, start, stop, np.zeros(len(start), np.int64))
     return Located(stop - start, [runs])
 
 
-def end_to_end(runs: Runs) -> Runs:
+def end_to_end(runs: Slices) -> Slices:
     """The same rows, one run after the other."""
     counts = runs.stop - runs.start
     return runs._replace(at=np.cumsum(counts) - counts)

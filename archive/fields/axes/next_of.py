@@ -10,7 +10,7 @@ import numpy as np
 from archive.arrays import Ints, offsets_of
 from archive.base import CorruptManifestError, show
 from archive.fields import PLACES, Array, ShardSchema
-from archive.fields.axes.axis import Cuts, Extent, Fetched, Layout, Located, Runs, StoredField, empty_rows, end_to_end
+from archive.fields.axes.axis import Cuts, Extent, Fetched, Layout, Located, Slices, StoredField, empty_rows, end_to_end
 from archive.fields.axes.rows import StepAxis
 
 _KEPT = "kept"
@@ -44,17 +44,17 @@ class NextOfAxis(StepAxis):
         following = np.maximum(0, stop - cuts.lo - 1)
         begin = cuts.start + cuts.lo + 1
         like = empty_rows(self.spec)
-        kept = Runs(self.spec.name, like, _KEPT, every, first, first + rows, nowhere)
+        kept = Slices(self.spec.name, like, _KEPT, every, first, first + rows, nowhere)
         places = kept._replace(array=self.spec.name + PLACES, like=np.zeros(0, np.int64), into=PLACES)
-        next_rows = Runs(self.spec.next_of, like, "", every, begin, begin + following, nowhere)
+        next_rows = Slices(self.spec.next_of, like, "", every, begin, begin + following, nowhere)
         return Located(cuts.hi - cuts.lo, [next_rows, end_to_end(kept), end_to_end(places)])
 
-    def companions(self, cuts: Cuts) -> Sequence[Runs]:
+    def companions(self, cuts: Cuts) -> Sequence[Slices]:
         """The places of the rows kept, of all segments touched."""
         _, head = np.unique(cuts.segment, return_index=True)
         first, rows = cuts.extent.start[head], cuts.extent.rows[head]
         name = self.spec.name + PLACES
-        return [end_to_end(Runs(name, np.zeros(0, np.int64), PLACES, head, first, first + rows, first))]
+        return [end_to_end(Slices(name, np.zeros(0, np.int64), PLACES, head, first, first + rows, first))]
 
     def _of_steps(self, cuts: Cuts, schema: ShardSchema, places: Array) -> Located:
         """The row kept of each step, or else the next row of the field followed."""
@@ -75,9 +75,9 @@ class NextOfAxis(StepAxis):
         ]
         return Located(np.ones(len(wanted), np.int64), runs)
 
-    def _single(self, array: str, cut: Ints, row: Ints) -> Runs:
+    def _single(self, array: str, cut: Ints, row: Ints) -> Slices:
         """One row of an array for each of these cuts."""
-        return Runs(array, empty_rows(self.spec), "", cut, row[cut], row[cut] + 1, np.zeros(len(cut), np.int64))
+        return Slices(array, empty_rows(self.spec), "", cut, row[cut], row[cut] + 1, np.zeros(len(cut), np.int64))
 
     def _is_like(self, schema: ShardSchema) -> bool:
         """True if rows of the field followed can stand for this one's; where they can't, all rows were kept."""
@@ -102,7 +102,7 @@ class NextOfAxis(StepAxis):
         self._check_complete(fetched, next_rows, cut[inside], within)
         fetched.rows[""].put(fetched.at[cut[inside]] + within, fetched.rows[_KEPT].joined()[inside])
 
-    def _check_complete(self, fetched: Fetched, next_rows: Runs, cut: Ints, within: Ints) -> None:
+    def _check_complete(self, fetched: Fetched, next_rows: Slices, cut: Ints, within: Ints) -> None:
         """CorruptManifestError if a row comes neither from the field followed nor from those kept."""
         following = next_rows.stop - next_rows.start
         beyond = within >= following[cut]

@@ -18,7 +18,7 @@ from archive.fields.axes.axis import (
     Fetched,
     Layout,
     Located,
-    Runs,
+    Slices,
     StoredField,
     Value,
     empty_rows,
@@ -83,7 +83,7 @@ class RaggedAxis(Axis[Ragged]):
         located = own_runs(self.spec, first, first + np.where(some, rows, 0))
         stop = cuts.start + np.where(some, cuts.length, 0)
         like, every = np.zeros(0, np.int64), located.runs[0].cut
-        lengths = end_to_end(Runs(self.spec.name + LENGTHS, like, LENGTHS, every, cuts.start, stop, every))
+        lengths = end_to_end(Slices(self.spec.name + LENGTHS, like, LENGTHS, every, cuts.start, stop, every))
         return Located(located.rows, [*located.runs, lengths])
 
     def build(self, fetched: Fetched, episodes: Ints, convert: Callable[[Array], Array]) -> list[Ragged]:
