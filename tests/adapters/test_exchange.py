@@ -14,8 +14,7 @@ import archive
 from archive.adapters import alf, exchange
 from archive.adapters.exchange import adapter as exchange_adapter
 from archive.base.errors import CapacityError, FieldError, NotFoundError, UsageError
-from tests.support.alf_buffer import LAST, ReplayBuffer, priority, run
-from tests.support.alf_worlds import check_row
+from tests.support.alf_buffer import LAST, ReplayBuffer, check_row, priority, run
 from tests.support.worlds import save_world, shares
 
 Seen = dict[int, tuple[float, bool, bool, int, list[float]]]

@@ -28,13 +28,13 @@ from tests.support.documents import (
     ROOT,
     Block,
     blocks,
+    install_entry_points,
     named,
     only_block,
     run_alone,
     run_page,
     run_python,
 )
-from tests.support.plugins import install_entry_points
 
 ALONE = {"checkpoints", "cluster", "observing"}  # they send themselves signals, or look at their own process
 OBVIOUS = {"fsspec", "s3fs", "zarr", "numpy", "pyarrow"}  # the user asked for these

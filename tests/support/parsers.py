@@ -15,7 +15,7 @@ from typing import Any
 
 from archive import tables
 from archive.base import jsontree, seconds_of
-from tests.support.fuzzing import bombs, foreign, live, manifests, objects, plans, values, whole
+from tests.support.fuzzing import bombs, foreign, manifests, objects, plans, values
 from tests.support.fuzzing.mutating import mutated_bytes, mutated_json
 
 
@@ -85,14 +85,15 @@ PARSERS: dict[str, Parser] = {
         bombs=bombs.text_bombs),
     "ledger": Parser(plans.ledger_seeds, plans.mutated_rows, plans.fold_rows),
     "sample": Parser(
-        live.sample_seeds, live.mutated_sample, live.read_sample, plain=lambda seed: (seed[0], json.dumps(seed[1]))
+        values.sample_seeds, values.mutated_sample, values.read_sample,
+        plain=lambda seed: (seed[0], json.dumps(seed[1])),
     ),
     "controller": Parser(
-        live.controller_seeds, values.mutated_tree, live.read_controller,
+        values.controller_seeds, values.mutated_tree, values.read_controller,
         plain=lambda seed: (json.dumps(seed[0]), seed[1]),
     ),
-    "packets": Parser(live.packet_seeds, live.mutated_packets, live.read_packets),
-    "whole": Parser(whole.seeds, whole.mutated, whole.read, plain=lambda root: (root, [])),
+    "packets": Parser(values.packet_seeds, values.mutated_packets, values.read_packets),
+    "whole": Parser(values.whole_seeds, values.mutated_whole, values.read_whole, plain=lambda root: (root, [])),
     "npz": foreign_parser(foreign.npz_seeds, foreign.read_npz, bombs.npz_bombs),
     "hdf5": foreign_parser(foreign.hdf5_seeds, foreign.read_npz),
     "lerobot": foreign_parser(foreign.lerobot_seeds, foreign.read_lerobot),

@@ -13,7 +13,7 @@ import numpy as np
 
 import archive
 from archive.adapters import xtuner
-from tests.support.xtuner_models import (
+from tests.support.xtuner_buffers import (
     PandasStorage,
     ReplayBuffer,
     RolloutState,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.documents import install_entry_points
 from tests.support.places import ROOT
-from tests.support.plugins import install_entry_points
 
 SETTINGS = (
     "[pytest]\naddopts = --strict-markers -p no:cacheprovider -p no:randomly -p no:xdist\nfilterwarnings = error\n"

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import archive
-from tests.support.axe import grave
-from tests.support.browser import Page
+from tests.support.browser import Page, grave
 from tests.support.shown import looked_at
 from tests.support.viewing import Looked
 

@@ -36,7 +36,7 @@ def test_whatever_goes_wrong(
 )
 def test_killed_anywhere(names: tuple[str, ...], count: int, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.support.interrupt_kill", str(tmp_path), str(count), *names],
+        [sys.executable, "-W", "ignore", "-m", "tests.support.interrupting", str(tmp_path), str(count), *names],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=1500, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -14,8 +14,21 @@ import archive
 import resharding
 from archive.adapters import alf
 from archive.base.errors import CapacityError, FieldError, UsageError
-from tests.support.alf_buffer import DEFAULT_RETURN, FIRST, LAST, MID, ReplayBuffer, priority, run
-from tests.support.alf_worlds import assert_same, check_row, fresh, returns_of, saved, steps_in_shards
+from tests.support.alf_buffer import (
+    DEFAULT_RETURN,
+    FIRST,
+    LAST,
+    MID,
+    ReplayBuffer,
+    assert_same,
+    check_row,
+    fresh,
+    priority,
+    returns_of,
+    run,
+    saved,
+    steps_in_shards,
+)
 from tests.support.backends import make_backend
 from tests.support.worlds import STORES, WORLDS, save_world, shares
 

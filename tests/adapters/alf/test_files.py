@@ -14,8 +14,7 @@ import archive
 import resharding
 from archive.adapters import alf
 from archive.base.errors import IntegrityError, NotFoundError, UsageError
-from tests.support.alf_buffer import ReplayBuffer, run
-from tests.support.alf_worlds import returns_of, saved
+from tests.support.alf_buffer import ReplayBuffer, returns_of, run, saved
 from tests.support.places import DATA
 from tests.support.worlds import shares
 
@@ -204,7 +203,7 @@ def test_alf_itself_bit_for_bit_and_its_next_samples(counts: list[int]) -> None:
 @pytest.mark.parametrize("size", [(2, 40), (5, 24)])
 def test_alf_goes_on_after_a_redistribution(size: tuple[int, int]) -> None:
     sources = [feed(real(), run(ReplayBuffer(3, 16), 16, seed=rank)) for rank in range(2)]
-    from tests.support.alf_worlds import world
+    from tests.support.alf_buffer import world
 
     (share,) = shares(world(sources), 1, num_envs=size[0], max_length=size[1])
     rb = real(*size)

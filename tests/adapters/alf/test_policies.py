@@ -21,8 +21,18 @@ import archive
 import resharding
 from archive.adapters import alf
 from archive.base.errors import UsageError
-from tests.support.alf_buffer import FIRST, LAST, MID, ReplayBuffer, priority, run
-from tests.support.alf_worlds import assert_same, returns_of, steps_in_shards, world
+from tests.support.alf_buffer import (
+    FIRST,
+    LAST,
+    MID,
+    ReplayBuffer,
+    assert_same,
+    priority,
+    returns_of,
+    run,
+    steps_in_shards,
+    world,
+)
 from tests.support.places import ROOT
 from tests.support.worlds import shares
 

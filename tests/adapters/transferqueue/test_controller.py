@@ -16,7 +16,7 @@ from archive.adapters.transferqueue import controller
 from archive.adapters.transferqueue.controller import Classes, Cut
 from archive.base.errors import StateError, UpgradeError, UsageError
 from archive.fields.state import trees
-from tests.support.transferqueue_values import plain
+from tests.support.transferqueue_systems import plain
 
 CLASSES = Classes(tq_controller.DataPartitionStatus, tq_controller.FieldMeta)
 FIELDS = {

@@ -16,7 +16,7 @@ import torch
 import archive
 from archive.adapters.transferqueue import samples
 from archive.base.errors import CorruptStateError, FieldError, IntegrityError, StateError, UpgradeError
-from tests.support.transferqueue_values import plain
+from tests.support.transferqueue_systems import plain
 
 WHERE = "sample 'a' of partition 'p'"
 DTYPES = [

@@ -17,10 +17,17 @@ import archive
 from archive.adapters import xtuner
 from archive.adapters.xtuner.storage import counters
 from archive.base.errors import ArchiveError, StateError, UsageError
-from tests.support import xtuner_models
+from tests.support import xtuner_buffers
 from tests.support.backends import make_backend
 from tests.support.worlds import STORES, WORLDS, save_world, shares
 from tests.support.xtuner_buffers import (
+    FIFOReplayPolicy,
+    NaiveStorage,
+    PandasStorage,
+    ReplayBuffer,
+    RolloutState,
+    StalenessReplayPolicy,
+    Status,
     buffer,
     contents,
     fresh,
@@ -29,15 +36,6 @@ from tests.support.xtuner_buffers import (
     saved,
     share_of,
     uploaded,
-)
-from tests.support.xtuner_models import (
-    FIFOReplayPolicy,
-    NaiveStorage,
-    PandasStorage,
-    ReplayBuffer,
-    RolloutState,
-    StalenessReplayPolicy,
-    Status,
 )
 
 KINDS = [(s, p) for s in (NaiveStorage, PandasStorage) for p in (FIFOReplayPolicy, StalenessReplayPolicy)]
@@ -260,7 +258,7 @@ def test_another_class_of_rollouts_is_no_blocker(monkeypatch: pytest.MonkeyPatch
         status: Status = Status.INIT
         note: str = "new"
 
-    monkeypatch.setattr(xtuner_models, "RolloutState", Later)
+    monkeypatch.setattr(xtuner_buffers, "RolloutState", Later)
     again = buffer()
     report = asyncio.run(xtuner.restore(again, share_of(ck)))
     ((first, _), _) = asyncio.run(again.get(2, "math", Status.COMPLETED))

@@ -23,8 +23,18 @@ import torch
 import resharding
 from archive.adapters import xtuner
 from archive.base.errors import CorruptStateError, FieldError, UsageError
-from tests.support.xtuner_buffers import buffer, contents, fresh, group_of, rollout, saved, share_of
-from tests.support.xtuner_models import AgentRolloutItem, StageRecord, StageStatus
+from tests.support.xtuner_buffers import (
+    AgentRolloutItem,
+    StageRecord,
+    StageStatus,
+    buffer,
+    contents,
+    fresh,
+    group_of,
+    rollout,
+    saved,
+    share_of,
+)
 
 
 @pytest.mark.parametrize("is_restored", [False, True])

@@ -12,10 +12,9 @@ import archive
 import resharding
 from archive.adapters import xtuner
 from archive.adapters.xtuner import hooks
-from tests.support.xtuner_buffers import contents, fresh, group_of
+from tests.support.xtuner_buffers import NaiveStorage, PandasStorage, Status, contents, fresh, group_of
 from tests.support.xtuner_jobs import SIBLINGS, TASK, Loop, generate, job, resumed, trained, which
 from tests.support.xtuner_managers import DisaggAgentLoopManager
-from tests.support.xtuner_models import NaiveStorage, PandasStorage, Status
 
 
 def die(w: Any) -> None:

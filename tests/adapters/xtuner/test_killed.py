@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.sampling import few_of
-from tests.support.xtuner_kill import PROMPTS
+from tests.support.xtuner_jobs import PROMPTS
 
 
 @pytest.mark.parametrize("apart", few_of([32, 16], 1))
@@ -19,7 +19,7 @@ def test_a_killed_job_loses_nothing_and_does_nothing_twice(skip: bool, apart: in
     kills = [[k, 7 * k % 90] for k in range(2, 130, apart)]
     given = json.dumps({"url": str(tmp_path), "options": {}, "kills": kills, "skip": skip})
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.xtuner_kill", given], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tests.support.xtuner_jobs", given], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     outcomes = json.loads(done.stdout.splitlines()[-1])

@@ -17,7 +17,15 @@ from archive.adapters import xtuner
 from archive.adapters.xtuner import rollback
 from archive.base.errors import UsageError
 from tests.support.backends import make_backend
-from tests.support.xtuner_buffers import buffer, contents, fresh, group_of, share_of
+from tests.support.xtuner_buffers import (
+    Status,
+    StorageItem,
+    buffer,
+    contents,
+    fresh,
+    group_of,
+    share_of,
+)
 from tests.support.xtuner_managers import (
     PROMPTS,
     AgentLoopManager,
@@ -25,10 +33,6 @@ from tests.support.xtuner_managers import (
     ManagerStatus,
     manager,
     saved,
-)
-from tests.support.xtuner_models import (
-    Status,
-    StorageItem,
 )
 
 

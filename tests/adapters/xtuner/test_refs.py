@@ -15,9 +15,8 @@ import archive
 from archive.adapters import xtuner
 from archive.base.errors import UsageError
 from tests.support import ray_cluster
-from tests.support.xtuner_buffers import buffer, fresh, rollout, share_of, uploaded
+from tests.support.xtuner_buffers import PandasStorage, RolloutState, Status, buffer, fresh, rollout, share_of, uploaded
 from tests.support.xtuner_managers import manager, saved
-from tests.support.xtuner_models import PandasStorage, RolloutState, Status
 
 
 @pytest.fixture(scope="module")

@@ -63,7 +63,7 @@ def plan_reader() -> Callable[[str], None]:
         for rank in range(min(plan.world_size, 3)):
             share = plan.share(rank)
             for part in map(share.buffer, share.buffers):
-                for attempt in (part.cost, part.to_resume, lambda part=part: list(part.stream())):
+                for attempt in (part.cost, part.buffer_resume, lambda part=part: list(part.stream())):
                     attempted(attempt)
 
     return follow

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.support.model.perfect import MAIN, NO_ENV, Buffer, Known, Rank, Session
-from tests.support.model.values import KIND_OF, KINDS, fields_of
+from tests.support.model.perfect import KIND_OF, KINDS, MAIN, NO_ENV, Buffer, Known, Rank, Session, fields_of
 from tests.support.model.world import World
 
 ENVS = 3

@@ -14,8 +14,7 @@ import archive
 from archive.maintain import verify
 from archive.tables import KEYS, of_segments
 from tests.support.archives import identical
-from tests.support.model.perfect import Episodes, Known, Saved, Session
-from tests.support.model.values import fields_of, priority
+from tests.support.model.perfect import Episodes, Known, Saved, Session, fields_of, priority
 from tests.support.model.world import World
 
 LATE = ("late0", "late1")

@@ -11,8 +11,7 @@ import numpy as np
 import archive
 import resharding
 from tests.support.model.checking import check_all, check_live, look, refused
-from tests.support.model.perfect import Buffer, Buffers, Episodes, Rank, Saved, Session, copied
-from tests.support.model.values import SCHEMA, priority
+from tests.support.model.perfect import SCHEMA, Buffer, Buffers, Episodes, Rank, Saved, Session, copied, priority
 from tests.support.model.world import NEVER_S, World
 
 ENDS = ("close", "die", "die", "zombie")

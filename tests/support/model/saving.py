@@ -12,8 +12,7 @@ import archive
 from archive.testing import faults
 from tests.support.model.adding import chosen
 from tests.support.model.checking import check_live, look
-from tests.support.model.perfect import MAIN, Places, Rank, Saved, Session
-from tests.support.model.values import priority
+from tests.support.model.perfect import MAIN, Places, Rank, Saved, Session, priority
 from tests.support.model.world import World
 
 SURVIVED = ("lose_answer", "throttle", "reset")
