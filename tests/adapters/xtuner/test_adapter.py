@@ -248,6 +248,7 @@ def test_a_renamed_task_is_no_blocker() -> None:
 
 def test_another_class_of_rollouts_is_no_blocker(monkeypatch: pytest.MonkeyPatch) -> None:
     rb = asyncio.run(filled(buffer(), range(2)))
+    responses = [rollout(number, 0).response_ids for number in range(2)]
     with fresh().writer() as w:
         ck = saved(rb, w)
 
@@ -263,7 +264,7 @@ def test_another_class_of_rollouts_is_no_blocker(monkeypatch: pytest.MonkeyPatch
     report = asyncio.run(xtuner.restore(again, share_of(ck)))
     ((first, _), _) = asyncio.run(again.get(2, "math", Status.COMPLETED))
     assert isinstance(first, Later)
-    assert (first.response_ids, first.note) == (rollout(first.rollout_id // 10, 0).response_ids, "new")
+    assert (first.response_ids, first.note) == (responses[first.rollout_id // 10], "new")
     assert "4 values of 'Later.logprobs' had no field here" in report.notes
 
 

@@ -173,7 +173,7 @@ def schema_seeds(tmp: Path) -> list[Any]:
 
 def read_schema(text: str) -> None:
     found = schema.loads(text)
-    found.describe(), found.digest
+    schema.described([text]), found.digest
     for spec in found.fields:
         if spec.axis not in schema.NODES:
             attempted(lambda spec=spec: dtypes.stored_trailing(spec.dtype, spec.shape))
