@@ -132,13 +132,13 @@ class Archive(Upkeep):
         if chunk_bytes is not None and chunk_bytes < 1:
             raise UsageError(f"chunk_bytes={chunk_bytes}: give a number of bytes above 0, or None for the usual size")
         log = self._log()
-        from archive.checkpoint import starting
+        from archive.checkpoint import resumption
         from archive.journal import seconds
         from archive.writer import Writer
 
         journal_s, before = seconds(journal_s), self.io_stats()
         with operation("session") as done:
-            start = starting.start(rank, world_size, run, resume, fork_from)
+            start = resumption.start(rank, world_size, run, resume, fork_from)
             if start is not None:
                 rank, world_size, run = start.rank, start.world_size, start.run
             who = place(rank, world_size, DEFAULT_RUN if run is None else run, session)
@@ -151,7 +151,7 @@ class Archive(Upkeep):
                 chunk_bytes, forgets, journal_s,
             )  # fmt: skip
         if start is not None:
-            starting.tell(start, self.io_stats() - before, done.seconds)
+            resumption.tell(start, self.io_stats() - before, done.seconds)
         return made
 
     def io_stats(self) -> IOStats:

@@ -120,7 +120,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "pandas": ("archive.read", "archive.write.imports", *FACADE, "resharding", "archive.cli", "archive.testing"),
     "matplotlib": ("archive.views.plots",),
     "click": ("archive.cli",),
-    "rich": ("archive.cli", "archive.checkpoint.progressbar"),
+    "rich": ("archive.cli", "archive.checkpoint.pending"),
 }
 EAGER: dict[str, tuple[str, ...]] = {
     "numpy": EVERYWHERE,

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from archive.checkpoint import requests, resuming, starting
-from archive.checkpoint.checkpointlist import Checkpoints, Clock, read_clock
+from archive.checkpoint import requests, resumption
+from archive.checkpoint.assembly import Joint, commit_recovered, fresh_rows
+from archive.checkpoint.checkpointlist import Checkpoints, Clock, Run, Runs, read_clock
 from archive.checkpoint.checkpoints import MAIN_BUFFER, Checkpoint, checkpoint_at
-from archive.checkpoint.drafting import Joint, fresh_rows
-from archive.checkpoint.holding import Holding
-from archive.checkpoint.joining import commit_recovered
-from archive.checkpoint.pending import Pending
-from archive.checkpoint.progressbar import on_terminal
+from archive.checkpoint.pending import Pending, on_terminal
 from archive.checkpoint.requests import watch
+from archive.checkpoint.resumption import Holding
 from archive.checkpoint.retention import Candidate, Keep, best_of
-from archive.checkpoint.runs import Run, Runs
 from archive.checkpoint.saver import Saver, finish_at_exit
 
 __all__ = [
@@ -36,7 +33,6 @@ __all__ = [
     "on_terminal",
     "read_clock",
     "requests",
-    "resuming",
-    "starting",
+    "resumption",
     "watch",
 ]

@@ -18,7 +18,7 @@ from archive.base import (
     frozen,
     jsontree,
 )
-from archive.checkpoint import resuming
+from archive.checkpoint import resumption
 from archive.checkpoint.livesteps import LiveSteps
 from archive.ledger import LedgerView
 from archive.manifest import (
@@ -156,7 +156,7 @@ class Checkpoint:
 
     @cached_property
     def _staged(self) -> dict[int, Part]:
-        told = partial(resuming.remedy, self._storage, self.commit)
+        told = partial(resumption.remedy, self._storage, self.commit)
         return {one.rank: Part(self._storage, one.key, one.nonce, remedy=told) for one in self.record.ranks}
 
     def staged(self, rank: int) -> Part:
@@ -209,7 +209,7 @@ class Checkpoint:
         """The staged object that has a column or attribute: of this or, for what is unchanged,
         of an earlier checkpoint."""
         own = [f for f in self._staged.values() if f.key == ref.object]
-        told = partial(resuming.remedy, self._storage, self.commit)
+        told = partial(resumption.remedy, self._storage, self.commit)
         return own[0] if own else Part(self._storage, ref.object, ref.nonce, remedy=told)
 
     def attributes(self, rank: int, buffer: str = MAIN_BUFFER) -> dict[str, dict[str, Any]]:
@@ -293,7 +293,7 @@ class Checkpoint:
                     f"checkpoint {self.name!r} has {self.world_size} ranks; say which with arc.writer(rank=, resume=)"
                 )
             rank = 0
-        return resuming.same_rank(self, rank)
+        return resumption.same_rank(self, rank)
 
     @property
     def steps_per_rank(self) -> dict[int, int]:

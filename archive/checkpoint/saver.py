@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from archive.base import Losses, check_text, jsontree, layout, logger, ranks, shutdown, size, thread_pool
+from archive.checkpoint.assembly import Joint, all_staged, commit_present, join
 from archive.checkpoint.checkpoints import Checkpoint
-from archive.checkpoint.drafting import Joint
-from archive.checkpoint.joining import all_staged, commit_present, join
-from archive.checkpoint.pending import Attempt, Pending
-from archive.checkpoint.progressbar import Progress, on_terminal
+from archive.checkpoint.pending import Attempt, Pending, Progress, on_terminal
 from archive.manifest import CheckpointRecord, Commit, CommitLog, Place
 from archive.observe import add, operation
 from archive.saved import PartIndex, Request, keeps_rows, name_taken, stage

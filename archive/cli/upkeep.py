@@ -46,7 +46,7 @@ def verify(target: Target, deep: bool) -> None:
 
 def _show_judged(report: Report, url: str, contents: str) -> None:
     """Which checkpoints cannot be resumed, and what to go on from instead."""
-    from archive.checkpoint import resuming
+    from archive.checkpoint import resumption
 
     broken = {one.run for one in report.checkpoints if one.problem}
     for one in report.checkpoints:
@@ -54,7 +54,7 @@ def _show_judged(report: Report, url: str, contents: str) -> None:
         if one.problem:
             output.say(f"{about} cannot be resumed: {one.problem}")
         elif one.run in broken:
-            output.say(f"{about} is the newest sound one{contents}; {resuming.go_on(url, one.commit)}")
+            output.say(f"{about} is the newest sound one{contents}; {resumption.go_on(url, one.commit)}")
         else:
             output.say(f"{about} is sound{contents}; nothing above concerns it")
     for run in sorted(broken - {one.run for one in report.checkpoints if not one.problem}):

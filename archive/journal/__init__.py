@@ -4,11 +4,10 @@ checkpoint with all that they hold."""
 from __future__ import annotations
 
 from archive.journal import tails
-from archive.journal.durable import Durable
-from archive.journal.keeping import Journal, seconds
-from archive.journal.objects import JournalObjects
+from archive.journal.journal import Durable, Journal, seconds
 from archive.journal.recovery import recover, tell_left
 from archive.journal.tails import Tails
+from archive.journal.ticks import JournalObjects
 
 __all__ = [
     "Durable",

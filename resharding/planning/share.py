@@ -13,7 +13,7 @@ import numpy as np
 
 from archive.arrays import Ints, Mask, group_of, offsets_of, sums
 from archive.base import ArchiveError, NotFoundError, cached_property, logger, size
-from archive.checkpoint import MAIN_BUFFER, Checkpoint, resuming
+from archive.checkpoint import MAIN_BUFFER, Checkpoint, resumption
 from archive.fields import NODES, FieldSpec, Path, dtypes, unflatten
 from archive.manifest import BufferResume, LiveRuns, Resume
 from archive.observe import add, operation
@@ -331,7 +331,7 @@ class ShareBuffer:
             begins = offsets_of(pieces.length)
             position = np.repeat(self._parts["position"] - begins[offsets[:-1]], counts) + begins[:-1]
         opened, to_close = self._open()
-        resume = resuming.take_over(
+        resume = resumption.take_over(
             self.checkpoint, pieces, env, position, self.next_positions, opened, to_close=to_close
         )
         # told once, by one rank: its next checkpoint has it in `discarded`
@@ -424,7 +424,7 @@ class Share(ShareBuffer):
         out = dict[str, int]()
         for name, (parts, _) in self.plan.placements.items():
             numbers = self.plan.sources[name].number[parts.stream]
-            out = resuming.first_ranks(self.checkpoint.index, numbers, parts["target"]) | out
+            out = resumption.first_ranks(self.checkpoint.index, numbers, parts["target"]) | out
         return out
 
     def __repr__(self) -> str:

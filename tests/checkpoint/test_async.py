@@ -15,7 +15,7 @@ import pytest
 
 import archive
 from archive.base.errors import DeadlineError, RanksMissingError, StorageError, StorageFullError
-from archive.checkpoint.progressbar import PHASES, Bar, on_terminal
+from archive.checkpoint.pending import PHASES, Bar, on_terminal
 from archive.store.storage import Storage
 from tests.support.backends import Backend
 from tests.support.checkpoints import fresh, reopened, serials, steps, value_of

@@ -20,14 +20,14 @@ import pytest
 import archive
 import resharding
 from archive.base import shutdown, waiting
-from archive.checkpoint import joining, progressbar, requests
+from archive.checkpoint import assembly, pending, requests
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutdown, "process", shutdown.Shutdown())
     monkeypatch.setattr(waiting, "FIRST_S", 0.2)
-    monkeypatch.setattr(joining, "PARTIAL_STEP_IN_S", 0.05)
+    monkeypatch.setattr(assembly, "PARTIAL_STEP_IN_S", 0.05)
 
 
 def until(ready: Callable[[], Any], timeout_s: float = 90.0) -> Any:
@@ -133,7 +133,7 @@ def test_the_process_ends_within_its_time_and_nothing_is_lost() -> None:
 
 def test_a_late_rank_makes_it_whole_and_one_that_is_in_a_partial_one_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     shutdown.set_within(2.0)
-    monkeypatch.setattr(joining, "PARTIAL_STEP_IN_S", 3.0)
+    monkeypatch.setattr(assembly, "PARTIAL_STEP_IN_S", 3.0)
     arc = archive.create("memory://dead-three")
     writers = [arc.writer(rank, 3, session="s") for rank in range(3)]
     for w in writers:
@@ -198,7 +198,7 @@ def test_ranks_are_named_for_people() -> None:
 
 
 def test_the_bar_names_whom_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    bar = progressbar.Bar()
+    bar = pending.Bar()
     for phase in ("uploading", "staging"):
         bar({"phase": phase, "name": "a", "step": 1})
     bar({"phase": "joining", "name": "a", "step": 1, "waiting_for": [1, 2]})

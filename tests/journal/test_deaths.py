@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from archive.checkpoint import joining
+from archive.checkpoint import assembly
 from tests.support.prompt_deaths import Death, lives
 from tests.support.prompt_job import Job, last
 from tests.support.sampling import ALL, one_in, sampled
@@ -19,8 +19,8 @@ MOST = {False: 80, True: 30}  # requests of a rank, of all kinds or those that c
 
 @pytest.fixture(autouse=True)
 def _quick_joins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "STEP_IN_S", 0.01)
-    monkeypatch.setattr(joining, "MAX_POLL_S", 0.01)
+    monkeypatch.setattr(assembly, "STEP_IN_S", 0.01)
+    monkeypatch.setattr(assembly, "MAX_POLL_S", 0.01)
 
 
 def walk(count: int, jobs: Sequence[Job], death_of: int) -> Iterator[int]:

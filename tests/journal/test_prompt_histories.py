@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from archive.checkpoint import joining
+from archive.checkpoint import assembly
 from tests.support.prompt_deaths import Death, lives
 from tests.support.prompt_job import Job, last
 from tests.support.sampling import one_in
@@ -21,8 +21,8 @@ EXAMPLES = 48
 
 @pytest.mark.parametrize("count", one_in(16))
 def test_any_history_ends_with_each_prompt_trained_once(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "STEP_IN_S", 0.01)
-    monkeypatch.setattr(joining, "MAX_POLL_S", 0.01)
+    monkeypatch.setattr(assembly, "STEP_IN_S", 0.01)
+    monkeypatch.setattr(assembly, "MAX_POLL_S", 0.01)
 
     @settings(max_examples=EXAMPLES // count, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(SESSIONS, min_size=1, max_size=4), st.integers(1, 4), st.booleans())

@@ -17,7 +17,7 @@ import pytest
 
 import archive
 import resharding
-from archive.journal import heartbeat
+from archive.journal import ticker
 from tests.support.archives import fresh, stored_objects
 from tests.support.processes import FORKSERVER, end
 from tests.support.prompt_checks import check_end, check_recovered
@@ -194,12 +194,12 @@ def test_a_process_that_was_stopped_says_of_nothing_more_that_it_is_durable(tmp_
 
 def test_a_journal_finds_out_by_itself_and_by_few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     arc = fresh()
-    monkeypatch.setattr(heartbeat, "LOOK_S", 0.2)
+    monkeypatch.setattr(ticker, "LOOK_S", 0.2)
     w = arc.writer(journal_s=NEVER_S)
     before, began = arc.io_stats(), time.monotonic()
     time.sleep(1.0)
     w.sync()
-    assert 2 <= (arc.io_stats() - before).requests <= (time.monotonic() - began) / heartbeat.LOOK_S + 1
+    assert 2 <= (arc.io_stats() - before).requests <= (time.monotonic() - began) / ticker.LOOK_S + 1
     archive.open(arc.url).writer(journal_s=NEVER_S).close()
     until(lambda: w._journal is not None and w._journal.superseded)
     for _ in range(2):

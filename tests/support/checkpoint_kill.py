@@ -21,7 +21,7 @@ import numpy as np
 import archive
 from archive import opening
 from archive.base.errors import RanksMissingError
-from archive.checkpoint import joining
+from archive.checkpoint import assembly
 from archive.store.storage import Storage
 from tests.support.processes import import_core
 
@@ -158,7 +158,7 @@ def once(url: str, options: dict[str, Any], victim: int, k: int) -> tuple[bool, 
 def main() -> None:
     given = json.loads(sys.argv[1])
     import_core()
-    joining.STEP_IN_S, joining.MAX_POLL_S = 0.05, 0.05
+    assembly.STEP_IN_S, assembly.MAX_POLL_S = 0.05, 0.05
     outcomes = []
     for k in given["kills"] or range(MAX_KILLS):
         outcomes.append((k, *once(given["url"], given["options"], given["victim"], k)))

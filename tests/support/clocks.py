@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from archive.checkpoint import drafting
+from archive.checkpoint import assembly
 from archive.ledger import ledger
 from archive.read import notes
 
-_STAMPING = (drafting, ledger, notes)  # what gives rows their `created_at`
+_STAMPING = (assembly, ledger, notes)  # what gives rows their `created_at`
 
 
 @contextmanager

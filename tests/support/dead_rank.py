@@ -16,14 +16,14 @@ from typing import Any
 
 import archive
 from archive.base import waiting
-from archive.checkpoint import joining, requests
+from archive.checkpoint import assembly, requests
 
 SHUTDOWN_S = 6.0
 
 
 def main() -> None:
     given = json.loads(sys.argv[1])
-    joining.STEP_IN_S = joining.PARTIAL_STEP_IN_S = 0.2
+    assembly.STEP_IN_S = assembly.PARTIAL_STEP_IN_S = 0.2
     waiting.FIRST_S = 0.3
     logging.basicConfig(level=logging.WARNING)
     w = archive.open(given["url"], create=True).writer(given["rank"], 3, session="s")

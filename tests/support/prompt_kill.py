@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from archive import opening
-from archive.checkpoint import joining
+from archive.checkpoint import assembly
 from tests.support.checkpoint_kill import MAX_KILLS, RANKS, code_of, die_at, forked
 from tests.support.processes import import_core
 from tests.support.prompt_checks import check_end, check_recovered
@@ -108,7 +108,7 @@ def once(given: dict[str, Any], k: int) -> tuple[bool, int]:
 def main() -> None:
     given = json.loads(sys.argv[1])
     import_core()
-    joining.STEP_IN_S, joining.MAX_POLL_S = 0.05, 0.05
+    assembly.STEP_IN_S, assembly.MAX_POLL_S = 0.05, 0.05
     outcomes = []
     for k in given["kills"] or range(MAX_KILLS):
         outcomes.append((k, *once(given, k)))

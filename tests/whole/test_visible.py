@@ -21,7 +21,7 @@ import archive
 import resharding
 from archive.adapters.common import Report
 from archive.base import errors, plaintext
-from archive.checkpoint import progressbar
+from archive.checkpoint import pending
 from archive.cli import COMMANDS, main, output
 from archive.cli.commands import Failed
 from archive.maintain import verify
@@ -244,15 +244,15 @@ def test_bars_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     written.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr("sys.stderr", written)
     monkeypatch.setenv("TERM", "xterm")
-    bar = progressbar.Bar()
-    for phase in progressbar.PHASES:
+    bar = pending.Bar()
+    for phase in pending.PHASES:
         bar({"phase": phase, "name": EVIL, "step": 1})
     said = written.getvalue()
     assert "\x1b]52" not in said
     assert "\x1b]0" not in said
     assert "\u202e" not in said
-    bar = progressbar.Bar()
-    for phase in progressbar.PHASES:
+    bar = pending.Bar()
+    for phase in pending.PHASES:
         bar({"phase": phase, "name": "[red]x[/red]", "step": 1})
     assert "[red]x[/red]" in written.getvalue()
     written.seek(0)

@@ -16,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 import archive
-from archive.checkpoint import joining
+from archive.checkpoint import assembly
 from archive.manifest import attempts
 from archive.store import retry
 from archive.write import buffer
@@ -124,7 +124,7 @@ def settings(shard_bytes: int | None, *, small_tables: bool) -> Iterator[None]:
     commit's segments in a file of their own at first."""
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context
-        enter(mock.patch.multiple(joining, FIRST_POLL_S=0.0005, MAX_POLL_S=0.002, STEP_IN_S=0.002))
+        enter(mock.patch.multiple(assembly, FIRST_POLL_S=0.0005, MAX_POLL_S=0.002, STEP_IN_S=0.002))
         enter(mock.patch.multiple(retry, BASE_S=0.0005, CAP_S=0.002))
         if shard_bytes is not None:
             enter(mock.patch.object(buffer, "SHARD_BYTES", shard_bytes))

@@ -6,19 +6,39 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from itertools import dropwhile
 from typing import Any
 
 from archive import tables
 from archive.base import NotDurableError, UsageError, in_child, logger, size
-from archive.journal.durable import Durable
-from archive.journal.heartbeat import Heartbeat
-from archive.journal.objects import JournalObjects, Tick
-from archive.journal.saying import Saying
-from archive.journal.ticking import Ticker
+from archive.journal.ticker import Heartbeat, Ticker
+from archive.journal.ticks import JournalObjects, Saying, Tick
 from archive.manifest import CommitLog, Place, commits
 from archive.observe import Label, Sample, source
 from archive.write import Buffer, Changes, Pipeline
+
+
+@dataclass(frozen=True)
+class Durable:
+    """How far what a writer added is durable, beyond its commits.
+
+    positions: of each (buffer, env id) the position below which all steps are; -1 is what was added without an env id.
+    seconds_behind: how old the oldest addition is that is not durable, 0.0 if all is.  number: of the next object of
+    the journal.  pending_bytes: of steps that are not durable.
+    """
+
+    positions: Mapping[tuple[str, int], int]
+    seconds_behind: float
+    number: int
+    pending_bytes: int
+
+    def __repr__(self) -> str:
+        if not self.seconds_behind:
+            return f"<durable: all, next object {self.number}>"
+        behind = f"{self.seconds_behind:.1f} s and {size(self.pending_bytes)} behind"
+        return f"<durable: {behind}, next object {self.number}>"
+
 
 _AT_EXIT_S = 10.0  # that ending without a commit waits for the store
 
