@@ -177,7 +177,9 @@ def test_an_error_says_which_rank_of_which_checkpoint_lies_there(tmp_path: Path)
     first, second = kinds(tmp_path / "root")["staged"][:2]
     second.write_bytes(first.read_bytes())
     ck = archive.open(str(tmp_path / "root")).checkpoints["step-1"]
-    with pytest.raises(CorruptStateError, match=r"(?s)rank-00001\.zip.*step-1/rank-00000\.zip.*put the right object back"):
+    with pytest.raises(
+        CorruptStateError, match=r"(?s)rank-00001\.zip.*step-1/rank-00000\.zip.*put the right object back"
+    ):
         ck.state(1)
     assert ck.state(0)["cursor"] == 10
 

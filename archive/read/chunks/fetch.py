@@ -24,7 +24,7 @@ from archive.base import ByteRange, side_by_side, usable_cores
 from archive.fields import Array
 from archive.manifest import METADATA, ArrayChunks, ShardReads, chunkindex
 from archive.read.chunks.segments import Segments
-from archive.read.chunks.shards import Owners, ReadPlan, Shards, checked, episode_in
+from archive.read.chunks.shards import MAX_FILLING_BYTES, Owners, ReadPlan, Shards, checked, episode_in
 from archive.read.chunks.wants import ChunkRows, Want, chunk_rows, put, unwanted
 from archive.shard import Buffer, ShardView, checksum, rawchunks
 from archive.store import Filling
@@ -33,7 +33,6 @@ PART_BYTES = 1024 * 1024  # are read in place in one go, and summed up while the
 LEAST_BYTES = 1024 * 1024  # of a read, from which on reading in place is worth while
 SIDE_BY_SIDE_BYTES = 1024 * 1024  # of a shard: less is decoded before another thread has begun
 MANY_SHARDS = 4  # for each core: then none waits long for another at the end
-MAX_FILLING_BYTES = 128 * 1024 * 1024  # under way to their places: 16 of the largest requests, where each waits 20 ms
 
 Rooms = list[memoryview]  # for all bytes of a member, in order; the last of a chunk that has a place: its checksum
 Members = Sequence[tuple[chunkindex.Piece, Rooms]]
