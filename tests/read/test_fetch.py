@@ -168,6 +168,21 @@ def test_a_chunk_that_several_ask_for_is_put_in_both_places(root: Path, opened: 
     )
 
 
+def test_members_that_share_bytes_are_both_read(tmp_path: Path, opened: Opened) -> None:
+    """Nobody writes such a shard, but a table may say so: neither chunk can have its bytes in its own place."""
+    with archive.create(str(tmp_path / "root")).writer(compression=None) as w:
+        w.add_episode(episode(950, 0))
+    episodes = opened(tmp_path / "root").episodes
+    (true,) = episodes.read(fields=["frame"])
+    (index,) = episodes.reader.shards.indexes.values()
+    chunks = index.arrays["frame"]
+    for column in (chunks.offset, chunks.size, chunks.crc32c):
+        column[5] = column[4]
+    (found,) = episodes.read(fields=["frame"])
+    rows = np.arange(len(true["frame"]))
+    assert (found["frame"] == true["frame"][np.where(rows // chunks.rows == 5, rows - chunks.rows, rows)]).all()
+
+
 def test_rows_that_go_to_many_places_are_put_there_as_ever(tmp_path: Path, placed: list[str]) -> None:
     arc = archive.create(str(tmp_path / "root"))
     values = np.arange(2_000_000).reshape(-1, 50)
