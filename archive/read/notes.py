@@ -233,7 +233,7 @@ def add(log: CommitLog, known: EpisodeIndex, given: Fields, provenance: Any, by:
     steps, known_fields = spans.lengths().tolist(), reader.shown(spans).schemas
     values = ({name: of[episode] for name, of in given.items() if episode in of} for episode in ids)
     fields = [checked(of, n, episode, known_fields) for of, n, episode in zip(values, steps, ids, strict=True)]
-    return write(log, reader, ((spans.one(i), of) for i, of in enumerate(fields)), provenance, by)
+    return write(log, reader, ((spans.pick(np.array([i])), of) for i, of in enumerate(fields)), provenance, by)
 
 
 @timed("add_fields")
@@ -325,7 +325,7 @@ def _made(
                 f"the function gave {gave} for episode {episode.id!r}; let it return a dict of one array each, with a "
                 f"row a step, of {sorted(map(show, wanted)) if wanted else 'the fields to add'}"
             )
-        yield spans.one(i), checked(found, steps[i], episode.id, known)
+        yield spans.pick(np.array([i])), checked(found, steps[i], episode.id, known)
 
 
 def told(fn: Callable[..., Any], provenance: Any) -> dict[str, Any]:

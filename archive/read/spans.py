@@ -70,13 +70,6 @@ class Spans:
         begun = None if self._begun is None else self._begun[index]
         return Spans(np.append(0, np.cumsum(counts)), self.rows[index], self.lo[index], self.hi[index], begun)
 
-    def one(self, episode: int) -> Spans:
-        """The spans of one episode."""
-        start, stop = self.offsets[episode : episode + 2].tolist()
-        mine = slice(start, stop)
-        begun = None if self._begun is None else self._begun[mine]
-        return Spans(np.array([0, stop - start]), self.rows[mine], self.lo[mine], self.hi[mine], begun)
-
     def cut(self, start: Ints, stop: Ints) -> Spans:
         """Steps [start[i], stop[i]) of episode i, counted from its first step here."""
         counts, episode = self.hi - self.lo, self.episode

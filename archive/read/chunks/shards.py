@@ -16,10 +16,8 @@ from archive.read.chunks.segments import Segments
 from archive.shard import ShardView, inflate
 from archive.store import Buffer, Roots, join_key, split_key
 
-# memory for what is on its way at once: read ahead in order, or under way to its place in any order, where 16 of the
-# largest requests are, as each waits 20 ms
-MAX_AHEAD_BYTES = 64 * 1024 * 1024
-MAX_FILLING_BYTES = 128 * 1024 * 1024
+MAX_AHEAD_BYTES = 64 * 1024 * 1024  # on their way at once, in order
+MAX_FILLING_BYTES = 128 * 1024 * 1024  # in any order: 16 of the largest requests, where each waits 20 ms
 REMOTE_GAP_BYTES = 256 * 1024  # between chunks of a batch: these bytes come sooner than the answer to another request
 MAX_VIEWS = 1024  # shards whose metadata is kept
 Owners = Mapping[str, str]  # shard -> an episode that lies in it, for errors
