@@ -54,9 +54,8 @@ from archive.manifest.sessions import (
     named_session,
     open_session,
     place,
-    run_of_session,
 )
-from archive.manifest.snapshot import Later, Snapshot
+from archive.manifest.snapshot import Later, Snapshot, run_of_session
 
 __all__ = [
     "COLUMNS",

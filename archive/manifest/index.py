@@ -16,8 +16,7 @@ from archive.manifest import chains
 from archive.manifest.chains import ByWriter, Sequences
 from archive.manifest.commit import Commit
 from archive.manifest.labels import PREFIX, Labels
-from archive.manifest.sessions import run_of_session
-from archive.manifest.snapshot import Snapshot
+from archive.manifest.snapshot import Snapshot, run_of_session
 from archive.tables import ADDRESS, NO_ENV, coded, segments_of
 
 if TYPE_CHECKING:

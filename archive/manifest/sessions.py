@@ -15,12 +15,10 @@ from archive import tables
 from archive.base import (
     AlreadyExistsError,
     CorruptStateError,
-    MissingObjectError,
     NotExclusiveError,
     SessionInUseError,
     SupersededError,
     UsageError,
-    at_once,
     check_text,
     escape,
     layout,
@@ -32,17 +30,15 @@ from archive.manifest.commit import Commit
 from archive.manifest.live import Resume
 from archive.manifest.log import Addition, Change, CommitLog, Requirement, new_session
 from archive.manifest.records import Claim, ForkedFrom, KeepRule, ResumedFrom, RunEntry
-from archive.manifest.snapshot import Snapshot
 from archive.store import Storage, smallfiles
 from archive.tables import MOST_RANKS
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 REMEMBERED_SESSIONS = 100  # of a run, before its newest
 MAX_SESSION_BYTES = 180  # of its escaped form; it is part of file names, which end at 255 bytes
 DEFAULT_RUN = "main"
-MAX_CONCURRENT = 16
 _CLAIM = re.compile(r"rank-[0-9]{5,}\.json")
 
 
@@ -309,38 +305,3 @@ def check_exclusive(storage: Storage, archive_json: bytes, *, single_writer: boo
         f"the store at {storage.url} let an existing object be created again, so two writers would overwrite each "
         "other's commits; use another store, or open with single_writer=True if there is but one writer"
     )
-
-
-# -- runs of sessions -------------------------------------------------------------------------------------------------
-
-
-def run_of_session(snapshot: Snapshot) -> dict[str, str | None]:
-    """Session -> run, for all sessions that have rows; None where nothing says it.
-
-    A commit names each run's newest session and the hundred before it. Of others, and of sessions that came along with
-    the episodes of another archive, the claim of one of their ranks says it.
-    """
-    runs = snapshot.commit.runs.items()
-    known: dict[str, str | None] = {session: run for run, entry in runs for session in entry.sessions}
-    table = snapshot.columns(["session", "rank"])
-    sessions = [s for s in tables.distinct(table["session"]) if s not in known]
-    if sessions:
-        claims = [(s, _a_rank(table, s)) for s in sessions]
-        found = at_once(lambda claim: _claimed(snapshot.storage, *claim), claims, MAX_CONCURRENT)
-        known |= dict(zip(sessions, found, strict=True))
-    return known
-
-
-def _a_rank(table: pa.Table, session: str) -> int:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    return int(table["rank"][pc.index(table["session"].cast(pa.string()), session).as_py()].as_py())
-
-
-def _claimed(storage: Storage, session: str, rank: int) -> str | None:
-    """The run that a rank of the session claimed; None if the claim is gone, or says nothing of a run."""
-    try:
-        return read_claim(storage, layout.rank_key(session, rank)).run or None
-    except MissingObjectError:
-        return None

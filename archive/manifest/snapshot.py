@@ -9,15 +9,20 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from archive import tables
 from archive.arrays import arrow
+from archive.base import MissingObjectError, at_once, layout
 from archive.manifest.chains import Branches
 from archive.manifest.commit import Commit
 from archive.manifest.records import FileRef
+from archive.manifest.sessions import read_claim
 from archive.manifest.tablefiles import fetch, load, parsed
 from archive.store import Storage
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_AT_ONCE = 16  # claims
 
 
 class Later:
@@ -149,3 +154,35 @@ class Snapshot:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_bytes": {}, "_columns": {}, "_branches": None, "_rows": None}
+
+
+def run_of_session(snapshot: Snapshot) -> dict[str, str | None]:
+    """Session -> run, for all sessions that have rows; None where nothing says it.
+
+    A commit names each run's newest session and the hundred before it. Of others, and of sessions that came along with
+    the episodes of another archive, the claim of one of their ranks says it.
+    """
+    runs = snapshot.commit.runs.items()
+    known: dict[str, str | None] = {session: run for run, entry in runs for session in entry.sessions}
+    table = snapshot.columns(["session", "rank"])
+    sessions = [s for s in tables.distinct(table["session"]) if s not in known]
+    if sessions:
+        claims = [(s, _a_rank(table, s)) for s in sessions]
+        found = at_once(lambda claim: _claimed(snapshot.storage, *claim), claims, _AT_ONCE)
+        known |= dict(zip(sessions, found, strict=True))
+    return known
+
+
+def _a_rank(table: pa.Table, session: str) -> int:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return int(table["rank"][pc.index(table["session"].cast(pa.string()), session).as_py()].as_py())
+
+
+def _claimed(storage: Storage, session: str, rank: int) -> str | None:
+    """The run that a rank of the session claimed; None if the claim is gone, or says nothing of a run."""
+    try:
+        return read_claim(storage, layout.rank_key(session, rank)).run or None
+    except MissingObjectError:
+        return None
