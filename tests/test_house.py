@@ -22,7 +22,7 @@ FIGURES = {
     "modules that serve one sibling": 55,
     "modules named ...ing": 46,
     "records and protocols of the engine": 245,
-    "class names with two meanings": 7,
+    "class names with two meanings": 6,
     "docstrings that begin with a relative word": 256,
     "files with searchsorted": 5,
     "places that append to the log": 0,

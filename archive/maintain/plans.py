@@ -117,7 +117,7 @@ class CheckpointFate:
 
 
 @dataclass(frozen=True)
-class EpisodeGroup:
+class EpisodesFate:
     """Episodes that fare alike, for one reason. `steps`: those that they have as of now.
 
     superseded: not these episodes go, but steps of theirs that newer ones took the place of.
@@ -159,7 +159,7 @@ class ForgetPlan(UpkeepPlan):
 
     asked: str
     checkpoints: tuple[CheckpointFate, ...]
-    episodes: tuple[EpisodeGroup, ...]
+    episodes: tuple[EpisodesFate, ...]
     episodes_gone: int
     objects: int
     bytes: int

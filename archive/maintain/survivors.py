@@ -16,7 +16,7 @@ from archive.arrays import Ints, Mask
 from archive.base import CorruptManifestError, NotFoundError, at_once
 from archive.ledger import LedgerView, names, of_run
 from archive.maintain.objects import read_pins
-from archive.maintain.plans import EpisodeGroup
+from archive.maintain.plans import EpisodesFate
 from archive.maintain.retention import SUPERSEDED, ForgetRequest, has_own
 from archive.maintain.tags import read_tags
 from archive.manifest import (
@@ -57,7 +57,7 @@ class KeptRows:
     were asked for, but for what checkpoints hold."""
 
     rows: Mask
-    groups: tuple[EpisodeGroup, ...]
+    groups: tuple[EpisodesFate, ...]
     goes: int
     protected: tuple[str, ...] = ()
 
@@ -261,7 +261,7 @@ def _as_before(rows: _ByEpisode, stays: Mask) -> Mask:
 
 def _groups(
     rows: _ByEpisode, stays: Mask, reasons: Sequence[tuple[str, Mask]], gone: Mask, why: str
-) -> Iterator[EpisodeGroup]:
+) -> Iterator[EpisodesFate]:
     """Groups of episodes, each in one by the first reason that it has; and the rows that go of those that stay. why:
     others go."""
     length = _plain(rows.snapshot, "length")
@@ -279,7 +279,7 @@ def _groups(
         yield replace(_group(rows, False, TAILS, rows.marked(tails), lost), superseded=True)
 
 
-def _group(rows: _ByEpisode, stays: bool, reason: str, mask: Mask, steps: Ints) -> EpisodeGroup:
+def _group(rows: _ByEpisode, stays: bool, reason: str, mask: Mask, steps: Ints) -> EpisodesFate:
     places = np.flatnonzero(mask)
     examples = tuple(rows.names[int(i)].as_py() for i in places[:_EXAMPLES])
-    return EpisodeGroup(stays, reason, len(places), int(steps[places].sum()), examples)
+    return EpisodesFate(stays, reason, len(places), int(steps[places].sum()), examples)
