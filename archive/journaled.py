@@ -7,19 +7,16 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from archive.base import ClosedError, UsageError, logger
 from archive.journal import Durable, Journal, JournalObjects
 from archive.manifest import CommitLog
 from archive.write import Buffer, ObjectKind, Pipeline, Work
 
-if TYPE_CHECKING:
-    pass
-
 
 class Journaled(Buffer):
-    """What `arc.writer(journal_s=2.0)` can beside writing: say how far it is durable, and wait for it."""
+    """A writer that says how far it is durable, and waits for it: `arc.writer(journal_s=2.0)`."""
 
     _closed: bool
     _journal: Journal | None

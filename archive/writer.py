@@ -108,7 +108,7 @@ class Writer(Journaled):
             return self._buffer(check_text(name, "buffer"))
 
     def ledger(self, name: str) -> Ledger:
-        """What becomes of prompts (tasks, seeds, rows of a data set): `w.ledger("prompts")`, the same for each name."""
+        """The ledger of prompts (tasks, seeds, rows of a data set): `w.ledger("prompts")`, the same for each name."""
         with self._entered():
             return self._ledgers.of(check_text(name, "ledger"))
 
@@ -384,7 +384,7 @@ class Writer(Journaled):
         return commit
 
     def _record_of(self, episode_id: str) -> EpisodeRecord | None:
-        """What one of the buffers knows of an episode; None if none knows it."""
+        """The record that one of the buffers has of an episode; None if none has."""
         for buffer in self._buffers.values():
             number = buffer.streams.records.number_of(episode_id)
             if number is not None:

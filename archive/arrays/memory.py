@@ -67,7 +67,7 @@ def _is_large(shape: Sequence[int], dtype: Any) -> bool:
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:
-    """Where pieces of these sizes begin, each on a page of its own, and where the last one stops."""
+    """The places at which pieces of these sizes begin, each on a page of its own, and where the last one stops."""
     out = [0]
     for size in sizes:
         out.append(out[-1] + -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
@@ -84,7 +84,7 @@ def _mapped(size: int) -> mmap.mmap:
 
 @cache
 def _host_takes_free_pages() -> bool:
-    """Whether this is a virtual machine that tells its host which of its memory is free."""
+    """True on a virtual machine that tells its host which of its memory is free."""
     try:
         found = [file.read_text() for file in _BALLOONS.glob("virtio*/features")]
     except OSError:

@@ -104,7 +104,7 @@ def since_head(values: Ints, heads: Mask) -> Ints:
 
 
 def offsets_of(counts: Ints) -> Ints:
-    """Where each group begins, and one past the last: group i is [offsets[i], offsets[i + 1])."""
+    """The place at which each group begins, and one past the last: group i is [offsets[i], offsets[i + 1])."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
 
@@ -182,7 +182,7 @@ class Pieces:
 
 
 def _edges(ends: Ints, max_rows: int) -> Ints:
-    """Which groups begin a piece, and one past the last."""
+    """The groups that begin a piece, and one past the last."""
     edges = [0]
     last = len(ends) - 1
     while edges[-1] < last:

@@ -14,7 +14,7 @@ import numpy as np
 from archive.base import AlreadyExistsError, ColumnError, SessionInUseError, escape, jsontree, layout
 from archive.manifest import Place, Sighting, tablefiles
 from archive.saved import Stretch, TickColumn, TickIndex, Values, next_sequence, pack
-from archive.shard import Member, ShardWriter, groups
+from archive.shard import Member, ShardWriter, encode
 from archive.write import Buffer, ObjectDraft, Seal, Upload, Written, cut, encoded
 
 if TYPE_CHECKING:
@@ -231,4 +231,4 @@ class JournalObjects:
     def _shard(self, draft: ObjectDraft, columns: Mapping[str, Any]) -> list[Member]:
         if draft.slab is not None:
             return encoded(self._writer, draft.slab, columns)
-        return groups.encode(columns, attributes={}) if columns else []
+        return encode(columns, attributes={}) if columns else []

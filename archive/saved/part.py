@@ -14,7 +14,7 @@ from archive.base import AlreadyExistsError, CheckpointError, cached_property, e
 from archive.manifest import Discarded, Lineage, LiveRuns, Place, Sighting
 from archive.saved.index import UNCONSUMED, AttributeRef, ColumnRef, PartBuffer, PartIndex, PartRows, StateRef
 from archive.saved.object import Part, RankRows, pack
-from archive.shard import Member, file_member, groups
+from archive.shard import Member, encode, file_member
 from archive.store import Storage
 from archive.write import Column, Cut, Written, column_path, digest
 
@@ -133,7 +133,7 @@ def stage(
     some = {"ledger": rows.ledger, "left_out": left_out}
     if request.unconsumed is not None:
         draft.files.append(file_member(UNCONSUMED, request.unconsumed.encode()))
-    members = [*draft.files, *groups.encode(draft.arrays, attributes={}, chunk_bytes=COLUMN_CHUNK_BYTES)]
+    members = [*draft.files, *encode(draft.arrays, attributes={}, chunk_bytes=COLUMN_CHUNK_BYTES)]
     try:
         buffers, _ = pack(index, held | {name: table for name, table in some.items() if table.num_rows}, members)
         storage.create_once(draft.key, buffers)

@@ -3,11 +3,11 @@ and back, or whole shards into a store."""
 
 from __future__ import annotations
 
-from archive.shard import groups, indexed, packing, rawchunks
+from archive.shard import groups, indexed, packing, rawchunks, writer
 from archive.shard.groups import ShardView
 from archive.shard.indexed import Members, file_member
 from archive.shard.packing import Buffer, Member, Placed, checksum, inflate
-from archive.shard.writer import SHARD_BYTES, ShardWriter
+from archive.shard.writer import SHARD_BYTES, ShardWriter, encode
 
 __all__ = [
     "SHARD_BYTES",
@@ -18,10 +18,12 @@ __all__ = [
     "ShardView",
     "ShardWriter",
     "checksum",
+    "encode",
     "file_member",
     "groups",
     "indexed",
     "inflate",
     "packing",
     "rawchunks",
+    "writer",
 ]

@@ -1,31 +1,33 @@
-"""Storage, no network: the one module that imports zarr. Named arrays to the members of a Zarr v3 group, and back.
+"""Pure, no I/O: Zarr v3 groups as they are read: rows of arrays from the bytes of chunks, and what a zarr.json may say.
 
-zarr encodes into memory and decodes from memory; where the bytes go and come from is the caller's business. A chunk
-that was not fetched is an error, never the fill value. Every chunk ends in its own crc32c, so `zarr.open_group` of
-somebody else refuses a flipped bit too.
+zarr decodes from memory; where the bytes come from is the caller's business. Only what this library writes is ever
+handed to it, and no memory is made for more than chunks can hold. A chunk that was not fetched is an error, never the
+fill value.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from archive.base import (
     CorruptChunkError,
-    FieldError,
+    Count,
+    MisshapenError,
     MissingObjectError,
     NotFoundError,
+    Positive,
+    Record,
     StorageError,
     UsageError,
     cached_property,
+    records,
 )
-from archive.shard import metadata, rawchunks
-from archive.shard.packing import Buffer, Member, check_paths, checksum, dimension_names, hulls, rows_per_chunk
-from archive.shard.packing import member_name as member_name
+from archive.shard import rawchunks
+from archive.shard.packing import MAX_NDIM, Buffer, hulls, member_name, size_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,55 +36,11 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 Chunks = Mapping[str, Buffer]  # member name -> stored bytes
-# map, or one that does several at once
-Each = Callable[[Callable[[int], rawchunks.StoredChunk], Iterable[int]], Iterable[rawchunks.StoredChunk]]
 Decode = Callable[..., Any]  # (number of a chunk, out=None) -> its rows
 
-_ROOT = "zarr.json"
-_NOT_CONSOLIDATED = {"kind": "inline", "must_understand": False, "metadata": {}}
-
-
-def encode(
-    arrays: Mapping[str, Array],
-    *,
-    attributes: Mapping[str, Any],
-    compression: str | None = "zstd:1",
-    chunk_bytes: int | None = None,
-    runs: int = 1,
-    copy: bool = True,
-    hold: Callable[[bytes], Buffer] | None = None,
-    each: Each = map,
-) -> list[Member]:
-    """The members of one Zarr v3 group: metadata first, root foremost, then chunks, fields of few bytes first.
-
-    `arrays` maps zarr paths to arrays whose axis 0 is the rows; object arrays hold `str`. `compression` is
-    "zstd:LEVEL", "gzip:LEVEL" or None. `runs`: of how many runs of rows parts may be read. The input is copied, so it
-    may be changed once this returns, unless `copy` is False: then what is not compressed shares its memory.
-    `hold` may move what zstd made to memory of its own; `each` goes over the chunks for zstd, several at once maybe.
-    """
-    import zarr
-
-    check_paths(arrays)
-    prepared = {path: _prepared(path, array) for path, array in arrays.items()}
-    encoded: dict[str, Any] = {}  # zarr key -> zarr buffer
-    group = zarr.create_group(zarr.storage.MemoryStore(encoded), attributes=_json_safe(attributes), zarr_format=3)
-    names = dimension_names(prepared)
-    chunk_rows = {p: rows_per_chunk(len(a), _field_bytes(a), chunk_bytes, runs) for p, a in prepared.items()}
-    plain = not copy and not (compression or "").startswith("gzip")
-    shared = {p for p, a in prepared.items() if plain and rawchunks.storable(a)}
-    for path, array in prepared.items():
-        created = _create(group, path, array, chunk_rows[path], compression, names[path])
-        if path not in shared:
-            created[...] = array
-    if compression and compression.startswith("gzip"):
-        _remove_dates(encoded)
-    chunks = {
-        path: _shared_chunks(path, array, chunk_rows[path], compression, hold, each)
-        if path in shared
-        else _encoded_chunks(encoded, path, array, chunk_rows[path])
-        for path, array in prepared.items()
-    }
-    return [*_metadata_members(encoded), *_smallest_first(chunks)]
+_MOST_IN_A_CHUNK = 1 << 48  # items: what no machine holds
+_FIRST, _BETWEEN = (("bytes",), ("vlen-utf8",)), ((), ("zstd",), ("gzip",))  # codecs, before the checksum
+_SMALL_BYTES = 1 << 26  # of what is no bomb in any case
 
 
 def decode(zarr_json: bytes, chunks: Chunks, wanted: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, list[Array]]:
@@ -93,13 +51,6 @@ def decode(zarr_json: bytes, chunks: Chunks, wanted: Mapping[str, Sequence[tuple
     """
     view = ShardView(zarr_json)
     return {path: view.read_many(path, ranges, chunks) for path, ranges in wanted.items()}
-
-
-def load() -> None:
-    """Import what encoding takes, and let it set itself up."""
-    import numpy as np
-
-    encode({"x": np.zeros(1)}, attributes={})
 
 
 class Described(NamedTuple):
@@ -118,8 +69,8 @@ class ShardView:
         self._described: dict[str, rawchunks.Plain | None] = {}
 
     @cached_property
-    def _root(self) -> metadata.GroupRoot:
-        return metadata.parsed(self._metadata)
+    def _root(self) -> _GroupRoot:
+        return _parsed(self._metadata)
 
     @cached_property
     def _arrays(self) -> dict[str, dict[str, Any]]:
@@ -146,7 +97,7 @@ class ShardView:
         ranges = list(ranges)
         self.check_rows(path, ranges)
         like, _, rows = self.describe(path)
-        metadata.check_room(path, like, sum(stop - start for start, stop in ranges), chunks)
+        _check_room(path, like, sum(stop - start for start, stop in ranges), chunks)
         decode = self.decoder(path, ranges, chunks)
         decoded: dict[int, Array] = {}
         out = [np.empty((stop - start, *like.shape[1:]), like.dtype) for start, stop in ranges]
@@ -167,7 +118,7 @@ class ShardView:
                 raise UsageError(f"Rows {start} to {stop} of array {path!r} are outside its 0 to {length}.")
 
     def describe(self, path: str) -> Described:
-        """What an array is, by its metadata."""
+        """An array's kind and length, by its metadata."""
         import numpy as np
 
         if (plain := self._plain(path)) is not None:
@@ -187,7 +138,7 @@ class ShardView:
         return None if plain is None else rawchunks.one_chunk(plain, number, chunks, out)
 
     def decoder(self, path: str, ranges: Iterable[tuple[int, int]], chunks: Chunks) -> Decode:
-        """What gives the rows of a chunk by its number, of those chunks that hold these ranges of rows.
+        """A function that gives the rows of a chunk by its number, of those chunks that hold these ranges of rows.
 
         The last chunk may come with rows that fill it up, or without. Where `out` is given, contiguous memory for all
         of its rows, they may be put there; then that memory is returned. Else they may share memory with `chunks`.
@@ -211,7 +162,7 @@ class ShardView:
         array = self._open(path, chunks)
         rows, out = array.chunks[0], {}
         nbytes, fixed = math.prod(array.chunks) * array.dtype.itemsize, array.dtype.kind not in "TO"
-        metadata.check_claims(path, nbytes, chunks, fixed=fixed)
+        _check_claims(path, nbytes, chunks, fixed=fixed)
         for start, stop in set(hulls([one for one in ranges if one[0] < one[1]], rows)):
             first = start // rows * rows
             block = _rows(array, path, first, -(-stop // rows) * rows)
@@ -240,7 +191,7 @@ class ShardView:
         """Only what `encode` writes: zarr also knows old formats and codecs that unpickle what they read."""
         if path not in self._arrays:
             raise NotFoundError(f"A shard has no array {path!r}, only {self.paths}: read one of these.")
-        return metadata.checked(path, self._arrays[path])
+        return _checked(path, self._arrays[path])
 
 
 def _rows(array: zarr.Array[Any], path: str, start: int, stop: int) -> Array:
@@ -262,7 +213,7 @@ def _as_numpy(values: Any) -> Array:
 
 
 def _blame(array: zarr.Array[Any], path: str, start: int, stop: int, error: Exception) -> str:
-    """Which chunk it was: zarr's error doesn't say, so each is decoded alone."""
+    """The chunk that it was: zarr's error doesn't say, so each is decoded alone."""
     rows = array.chunks[0]
     for chunk in range(start // rows, math.ceil(stop / rows)):
         try:
@@ -271,145 +222,6 @@ def _blame(array: zarr.Array[Any], path: str, start: int, stop: int, error: Exce
             name = member_name(path, array.ndim, chunk)
             return f"Chunk {chunk} of array {path!r} (member {name!r}) does not decode: {own!r}. The object is damaged."
     return f"Rows {start} to {stop} of array {path!r} do not decode: {error!r}. The object is damaged."
-
-
-def _json_safe(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        plain: dict[str, Any] = json.loads(json.dumps(dict(attributes), allow_nan=False, sort_keys=True))
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"Attributes of a shard must be JSON: {error}. Convert them before.") from error
-    return plain
-
-
-def _prepared(path: str, array: Array) -> Array:
-    """The array as zarr stores it: native order, variable-length strings for objects."""
-    import numpy as np
-
-    if not 1 <= array.ndim <= metadata.MAX_NDIM:
-        raise FieldError(f"Field {path!r} has {array.ndim} axes: 1 to {metadata.MAX_NDIM} can be stored.")
-    if array.dtype.kind == "O":
-        if not all(isinstance(value, str) for value in array.flat):
-            raise FieldError(f"Field {path!r} has objects that are not str: convert them to str or numbers before.")
-        try:
-            return array.astype(np.dtypes.StringDType())
-        except UnicodeEncodeError as error:
-            raise FieldError(
-                f"Field {path!r} has a str that is not Unicode ({error}): replace lone surrogates."
-            ) from error
-    if array.dtype.kind not in "biufc" or array.dtype.char in "gG":
-        raise FieldError(f"Field {path!r} has dtype {array.dtype}, which zarr does not store: view it as another.")
-    native = np.dtype(f"{array.dtype.kind}{array.dtype.itemsize}")
-    # zarr does not know that a C long long is an int64 as well; astype would leave it as it is.
-    return array.view(native) if array.dtype == native else array.astype(native)
-
-
-def _field_bytes(array: Array) -> int:
-    if array.dtype.kind != "T":
-        return array.nbytes
-    return sum(len(text.encode()) + 4 for text in array.flat)
-
-
-def _codecs(compression: str | None) -> list[Any]:
-    """The compressor, if any, then crc32c: last, so that it covers what is stored."""
-    from zarr.codecs import Crc32cCodec, GzipCodec, ZstdCodec
-
-    if compression is None:
-        return [Crc32cCodec()]
-    name, _, level = compression.partition(":")
-    makers: dict[str, Callable[[int], Any]] = {
-        "zstd": lambda n: ZstdCodec(level=n),
-        "gzip": lambda n: GzipCodec(level=n),
-    }
-    try:
-        return [makers[name](int(level)), Crc32cCodec()]
-    except (KeyError, ValueError) as error:
-        raise UsageError(
-            f'Compression {compression!r} is none of "zstd:LEVEL", "gzip:LEVEL", None ({error}).'
-        ) from error
-
-
-def _create(
-    group: zarr.Group,
-    path: str,
-    array: Array,
-    chunk_rows: int,
-    compression: str | None,
-    dimension_names: list[str],
-) -> zarr.Array[Any]:
-    from zarr.codecs import BytesCodec, VLenUTF8Codec
-
-    return group.create_array(
-        path,
-        shape=array.shape,
-        dtype=array.dtype,
-        chunks=(chunk_rows, *(max(1, size) for size in array.shape[1:])),
-        filters=[],
-        serializer=VLenUTF8Codec() if array.dtype.kind == "T" else BytesCodec(endian="little"),
-        compressors=_codecs(compression),
-        dimension_names=dimension_names,
-        config={"write_empty_chunks": True, "order": "C"},
-    )
-
-
-def _remove_dates(encoded: Mapping[str, Any]) -> None:
-    """gzip puts the time of day into its header, and equal arrays are to give equal bytes."""
-    for name, buffer in encoded.items():
-        if not name.endswith(_ROOT):
-            stored = memoryview(buffer.as_numpy_array()).cast("B")
-            stored[4:8] = bytes(4)
-            stored[-4:] = checksum(stored[:-4]).to_bytes(4, "little")
-
-
-def _metadata_members(encoded: Mapping[str, Any]) -> list[Member]:
-    """Root first, with everybody's metadata inline. zarr's own consolidate warns, and would read all of it again."""
-    nodes = {key: json.loads(encoded[key].to_bytes()) for key in sorted(encoded) if key.endswith("zarr.json")}
-    root = nodes.pop(_ROOT)
-    inline = {
-        key.removesuffix("/zarr.json"): node
-        | ({"consolidated_metadata": _NOT_CONSOLIDATED} if node["node_type"] == "group" else {})
-        for key, node in nodes.items()
-    }
-    root["consolidated_metadata"] = _NOT_CONSOLIDATED | {"metadata": inline}
-    return [_metadata_member(_ROOT, root), *(_metadata_member(key, node) for key, node in nodes.items())]
-
-
-def _metadata_member(name: str, node: Mapping[str, Any]) -> Member:
-    data = json.dumps(node, separators=(",", ":")).encode()
-    return Member(name, data, "", -1, 0, checksum(data))
-
-
-def _encoded_chunks(encoded: Mapping[str, Any], path: str, array: Array, rows: int) -> list[Member]:
-    count = math.ceil(len(array) / rows) if array.size else 0
-    names = [member_name(path, array.ndim, chunk) for chunk in range(count)]
-    buffers = [memoryview(encoded[name].as_numpy_array()).cast("B") for name in names]
-    return [
-        Member(name, data, path, chunk, rows, own_checksum(data))
-        for chunk, (name, data) in enumerate(zip(names, buffers, strict=True))
-    ]
-
-
-def _shared_chunks(
-    path: str, array: Array, rows: int, compression: str | None, hold: Callable[[bytes], Buffer] | None, each: Each
-) -> list[Member]:
-    chunk_at = partial(rawchunks.plain, array, rows)
-    if compression:
-        level = int(compression.partition(":")[2])
-        chunk_at = partial(rawchunks.compressed, array, rows, zstd_level=level, hold=hold)
-    starts = range(0, len(array), rows)
-    return [
-        Member(member_name(path, array.ndim, chunk), data, path, chunk, rows, own_checksum(tail), tail, crc32)
-        for chunk, (data, tail, crc32) in enumerate(each(chunk_at, starts) if compression else map(chunk_at, starts))
-    ]
-
-
-def _smallest_first(chunks: Mapping[str, list[Member]]) -> list[Member]:
-    order = sorted(chunks, key=lambda path: (sum(m.size for m in chunks[path]), path))
-    return [member for path in order for member in chunks[path]]
-
-
-def own_checksum(data: bytes | memoryview) -> int:
-    """The crc32c that a stored chunk ends in; decoding checks it."""
-    return int.from_bytes(data[-4:], "little")
 
 
 class _ChunkStore(Mapping[str, Any]):
@@ -433,3 +245,106 @@ class _ChunkStore(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._chunks)
+
+
+# -- what a zarr.json says ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Codec(Record):
+    name: Literal["bytes", "vlen-utf8", "zstd", "gzip", "crc32c"]  # of all that zarr knows
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunks(Record):
+    chunk_shape: tuple[Positive, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid(Record):
+    configuration: _Chunks
+
+
+@dataclass(frozen=True, slots=True)
+class _ArrayNode(Record):
+    """An array of a zarr.json, as far as it is relied on before zarr sees it."""
+
+    zarr_format: Literal[3]
+    shape: tuple[Count, ...]
+    chunk_grid: _Grid
+    codecs: tuple[_Codec, ...]
+
+    def __post_init__(self) -> None:
+        chunk = self.chunk_grid.configuration.chunk_shape
+        for shape in (self.shape[1:], chunk):
+            if math.prod(max(1, n) for n in shape) > _MOST_IN_A_CHUNK:
+                raise MisshapenError(f"its shape {list(shape)} is beyond what can be")
+        names = tuple(codec.name for codec in self.codecs)
+        if not (names[:1] in _FIRST and names[1:-1] in _BETWEEN and names[-1:] == ("crc32c",)):
+            raise MisshapenError(f"its codecs are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}")
+        if not 1 <= len(self.shape) == len(chunk) <= MAX_NDIM:
+            raise MisshapenError(f"it has {len(self.shape)} axes, and its chunks {len(chunk)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _AnyNode(Record):
+    """An array or a group of a zarr.json, which is looked into when it is asked for."""
+
+    node_type: str
+
+    @property
+    def node(self) -> dict[str, Any]:
+        return {"node_type": self.node_type, **self.more}
+
+
+@dataclass(frozen=True, slots=True)
+class _Consolidated(Record):
+    metadata: Mapping[str, _AnyNode]
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupRoot(Record):
+    """The zarr.json of a group that has those of all its members in it."""
+
+    attributes: Mapping[str, Any]
+    consolidated_metadata: _Consolidated
+
+    @property
+    def arrays(self) -> dict[str, dict[str, Any]]:
+        """Path -> what is said of an array."""
+        nodes = self.consolidated_metadata.metadata
+        return {path: node.node for path, node in nodes.items() if node.node_type == "array"}
+
+
+def _parsed(data: bytes) -> _GroupRoot:
+    """The zarr.json of a group; CorruptChunkError if it is none that has its members in it."""
+    what = "The zarr.json of a shard"
+    value = records.parse_object(data, what=what, error=CorruptChunkError)
+    return _GroupRoot.from_json(value, what=what, error=CorruptChunkError)
+
+
+def _checked(path: str, node: dict[str, Any]) -> dict[str, Any]:
+    """The node of an array, if `groups.encode` could have written it."""
+    what = f"A shard's array {path!r} has a format or codec that no archive writes, or no shape: it"
+    _ArrayNode.from_json(node, what=what, error=CorruptChunkError)
+    return node
+
+
+def _check_room(path: str, like: np.ndarray[Any, Any], rows: int, chunks: Mapping[str, Buffer]) -> None:
+    """CorruptChunkError before memory is made for more rows than all of these chunks could hold."""
+    nbytes = rows * math.prod(like.shape[1:]) * like.itemsize
+    if nbytes > _SMALL_BYTES and nbytes > rawchunks.MOST_TIMES * sum(map(size_of, chunks.values())):
+        raise CorruptChunkError(
+            f"The zarr.json of a shard says that {rows} rows of array {path!r} have {nbytes} bytes, which its chunks "
+            "cannot hold. It is damaged."
+        )
+
+
+def _check_claims(path: str, nbytes: int, chunks: Mapping[str, Buffer], *, fixed: bool) -> None:
+    """CorruptChunkError before zarr makes memory for more than a chunk could hold. nbytes: of the items of one; fixed:
+    they take no memory beyond that, as texts do."""
+    for name, data in chunks.items():
+        if name.startswith(f"{path}/c/"):
+            too_large = nbytes > _SMALL_BYTES and nbytes > rawchunks.MOST_TIMES * size_of(data)
+            if too_large or rawchunks.claims_too_much(data, nbytes if fixed else None):
+                raise CorruptChunkError(f"Member {name!r} of a shard says that it holds more than it could: damaged.")

@@ -64,7 +64,7 @@ def pack(index: Record, members: Sequence[Member]) -> tuple[list[Any], list[Plac
 
 
 def index_span(head: bytes, where: str) -> tuple[int, int]:
-    """Where the index lies in the object, from the object's first bytes."""
+    """The index's place in the object, from the object's first bytes."""
     name = head[30:INDEX_AT]
     if head[:4] != b"PK\x03\x04" or name != INDEX.encode() or head[28:30] != b"\0\0":
         raise CorruptStateError(f"{where} is not what a rank has written: it does not begin with {INDEX}")

@@ -36,6 +36,7 @@ _MODE = 0o100644 << 16
 _MAX_UINT16 = 0xFFFF
 _MAX_UINT32 = 0xFFFFFFFF
 _MAX_METADATA_BYTES = 1 << 25  # of 50,000 arrays
+MAX_NDIM = 8  # axes of an array
 _MIN_CHUNK_BYTES = 16 << 10
 _MAX_CHUNK_BYTES = 128 << 10  # who draws a step reads its chunk; many chunks cost bulk reads and writes
 _CHUNKS_PER_FIELD = 128
@@ -156,7 +157,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class _ZipEntry:
-    """What a ZIP says about one member, in its local header and again in its directory."""
+    """One member as a ZIP describes it, in its local header and again in its directory."""
 
     name: bytes
     method: int
@@ -213,7 +214,7 @@ def pack(members: Sequence[Member]) -> tuple[list[Buffer], list[Placed]]:
 
 
 def loose(members: Sequence[Member]) -> tuple[list[tuple[str, Buffer | list[Buffer]]], list[Placed]]:
-    """Each member as an object of its own, nothing deflated, and the same table with all offsets 0."""
+    """The members as objects of their own, nothing deflated, and the same table with all offsets 0."""
     objects: list[tuple[str, Buffer | list[Buffer]]] = [
         (m.name, [m.data, m.tail] if m.tail else m.data) for m in members
     ]

@@ -36,7 +36,7 @@ _NATIVE = sys.byteorder == "little"
 
 
 def storable(array: Array) -> bool:
-    """Whether the array's memory is what is stored."""
+    """True if the array's memory is what is stored."""
     return _NATIVE and array.size > 0 and array.dtype.kind in "biufc" and bool(array.flags.c_contiguous)
 
 
@@ -56,7 +56,7 @@ def plain(array: Array, rows: int, start: int) -> StoredChunk:
 def compressed(
     array: Array, rows: int, start: int, *, zstd_level: int, hold: Callable[[bytes], Buffer] | None
 ) -> StoredChunk:
-    """As `plain`, but compressed, and put where `hold` puts it. Other threads run meanwhile."""
+    """The same as `plain` gives, but compressed, and put where `hold` puts it. Other threads run meanwhile."""
     data: bytes = _zstd(zstd_level).encode(_values(array, rows, start))
     return _summed(data if hold is None else hold(data))
 
@@ -178,7 +178,7 @@ def one_chunk(array: Plain, number: int, chunks: Mapping[str, Buffer], out: Arra
 
 
 def decoded(array: Plain, data: memoryview, out: Array | None = None) -> Array | None:
-    """As `one_chunk`, of a chunk's bytes."""
+    """The same as `one_chunk` gives, from a chunk's bytes."""
     import numpy as np
 
     body = data[:-CHECKSUM_BYTES]
@@ -201,7 +201,7 @@ def decoded(array: Plain, data: memoryview, out: Array | None = None) -> Array |
 
 
 def _inflated(data: memoryview, out: Array | None = None) -> Buffer | None:
-    """What zstd compressed, in `out` if that is given; None if it cannot be undone."""
+    """The bytes that zstd compressed, in `out` if that is given; None if it cannot be undone."""
     try:
         found = _zstd(0).decode(data, out)
         return bytes(found) if out is None else out.data
@@ -210,7 +210,7 @@ def _inflated(data: memoryview, out: Array | None = None) -> Buffer | None:
 
 
 def claims_too_much(data: Buffer, most: int | None) -> bool:
-    """Whether a zstd frame says that it holds more than so many bytes, or than any could; or a gzip stream does."""
+    """True if a zstd frame says that it holds more than so many bytes, or than any could; or a gzip stream does."""
     if bytes(data[:2]) == _GZIP_MAGIC:
         return most is not None and _inflates_beyond(data, most)
     if bytes(data[:4]) != _ZSTD_MAGIC:
@@ -220,7 +220,7 @@ def claims_too_much(data: Buffer, most: int | None) -> bool:
 
 
 def _inflates_beyond(data: Buffer, most: int) -> bool:
-    """Whether a gzip stream holds more: it is inflated piece by piece, as it does not say so itself."""
+    """True if a gzip stream holds more: it is inflated piece by piece, as it does not say so itself."""
     stream, left, size = zlib.decompressobj(_GZIP_WINDOW), bytes(data), 0
     with suppress(zlib.error):  # who decodes it says so
         while left and not stream.eof and size <= most:
@@ -230,7 +230,7 @@ def _inflates_beyond(data: Buffer, most: int) -> bool:
 
 
 def _plain_size(data: memoryview) -> int | None:
-    """What a zstd frame's header says of the size of its content; None where it does not say (RFC 8878, 3.1.1.1)."""
+    """The size of a zstd frame's content by its header; None where that does not say (RFC 8878, 3.1.1.1)."""
     kind = data[4] if len(data) > 4 else 0
     width, single = kind >> 6, kind >> 5 & 1
     at = 5 + (not single) + (0, 1, 2, 4)[kind & 3]

@@ -159,7 +159,7 @@ def _between(runs: Steps, lo: int, hi: int) -> Steps:
 
 
 def _env_rows(blocks: Sequence[Block], runs: Steps) -> int:
-    """How many env rows a slab of time has. Episodes that were added whole are no such rows: they leave whole."""
+    """The number of env rows of a slab of time. Episodes that were added whole are no such rows: they leave whole."""
     if not len(runs) or blocks[0].single is not None:
         return 1
     return 1 + int(np.count_nonzero(runs.stream[1:] != runs.stream[:-1]))
@@ -180,7 +180,7 @@ def _arrays(schema: ShardSchema, blocks: Sequence[Block], layout: Layout) -> tup
 
 
 def _segment_of(blocks: Sequence[Block], episode: Ints) -> Ints:
-    """Of each block the first segment of its episode; -1 for blocks of several episodes."""
+    """The first segment of each block's episode; -1 for blocks of several episodes."""
     first = {index: i for i, index in reversed(list(enumerate(episode.tolist())))}
     return np.array([-1 if b.single is None else first[b.single] for b in blocks], np.int64)
 

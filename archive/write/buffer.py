@@ -80,7 +80,7 @@ class Buffer:
 
     @property
     def schema(self) -> Schema:
-        """What the fields mean of steps that are added now."""
+        """The meaning of the fields of steps that are added now."""
         return self._declared
 
     @property
@@ -492,7 +492,7 @@ class Buffer:
         return slab_bytes(self._steps_at_send * step_bytes, rows, step_bytes, SHARD_BYTES)
 
     def _describing(self) -> Describe:
-        """What describes the segments of the blocks that are sent off now."""
+        """The function that describes the segments of the blocks that are sent off now."""
         self._steps_at_send = self.live_set.steps_at_most
         epoch = self.streams.epoch
         self.streams.epoch += 1
@@ -500,7 +500,7 @@ class Buffer:
 
 
 def _record(episode: KnownEpisode) -> EpisodeRecord:
-    """What is known of an episode that a new writer takes over."""
+    """The record of an episode that a new writer takes over."""
     record = EpisodeRecord(episode.id, episode.env_id, episode.begin, episode.headless)
     record.stored, rest = episode.stored, episode.unfinished
     if rest is None:

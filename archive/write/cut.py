@@ -40,7 +40,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Cut:
-    """What a checkpoint says of one buffer."""
+    """One buffer as a checkpoint says it."""
 
     name: str
     place: tuple[str, int]  # session and rank

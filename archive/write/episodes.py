@@ -25,7 +25,7 @@ NONE = -1
 
 
 class End(NamedTuple):
-    """How an episode ended: `position` is that after its last step, `epoch` the one in which that was said. A broken
+    """The end of an episode: `position` is that after its last step, `epoch` the one in which that was said. A broken
     one ended without a last step; `reason` says why."""
 
     position: int
@@ -37,7 +37,7 @@ class End(NamedTuple):
 
 
 class RunEnds(NamedTuple):
-    """Where each of some runs ends its episode (NONE: it is open), and how: terminated and truncated are 0, 1 or
+    """The ends of runs: where each ends its episode (NONE: it is open), and how; terminated and truncated are 0, 1 or
     NONE."""
 
     position: Ints
@@ -58,7 +58,7 @@ class RunEnds(NamedTuple):
 
 @dataclass(slots=True)
 class EpisodeRecord:
-    """What the writer knows of an episode; `stored` and below are what its written segments add up to."""
+    """An episode as its writer knows it; `stored` and below are what its written segments add up to."""
 
     id: str
     env_id: int

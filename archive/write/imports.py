@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from archive import tables
 from archive.base import logger
-from archive.shard import groups
+from archive.shard import writer
 
 FORK_WAIT_S = 10.0
 
@@ -35,7 +35,7 @@ def wait(timeout_s: float | None = None) -> None:
 
 
 def _load(more: tuple[Callable[[], object], ...]) -> None:
-    for load in (*more, tables.load, groups.load):
+    for load in (*more, tables.load, writer.load):
         try:
             load()
         except Exception:  # whoever needs it meets the same error, where it can be raised

@@ -33,7 +33,7 @@ REWARDS = (("reward",), ("rewards",), ("next", "reward"))
 
 
 class StepWeights(NamedTuple):
-    """Which weights made the steps: one value, or one a step."""
+    """The weights that made some steps: one value, or one a step."""
 
     uuid: Array | str | None = None
     update_count: Ints | int | None = None
@@ -75,7 +75,7 @@ class StepIntake:
 
 
 def _matches(nest: Any, like: dict[str, Any], out: dict[str, Any]) -> bool:
-    """Whether a nest has arrays of the same kinds at the same places; they are put into `out` by their names."""
+    """True if a nest has arrays of the same kinds at the same places; they are put into `out` by their names."""
     if type(nest) is not dict or nest.keys() != like.keys():
         return False
     for key, leaf in nest.items():
@@ -120,7 +120,7 @@ def _of_known_kind(fields: Fields, known: Mapping[str, FieldSpec]) -> Fields:
 
 
 def _fits(fields: Fields, name: str, known: FieldSpec) -> bool:
-    """Whether no rows at all, or steps without values, may be of that kind."""
+    """True if no rows at all, or steps without values, may be of that kind."""
     return known.axis not in NODES and axis_of(known).takes_none_of(fields.data[name])
 
 
@@ -136,12 +136,12 @@ def check_rows(fields: Fields, *, last: bool) -> None:
 
 
 def has_whole_fields(fields: Fields) -> bool:
-    """Whether some field is not one row a step, so that the steps must belong to one episode."""
+    """True if some field is not one row a step, so that the steps must belong to one episode."""
     return any(axis.whole for axis in axes(fields).values())
 
 
 def has_steps(fields: Fields) -> bool:
-    """Whether there is a field of steps at all, be it of none."""
+    """True if there is a field of steps at all, be it of none."""
     return any(axis.of_steps for axis in axes(fields).values())
 
 
@@ -262,7 +262,8 @@ def rows(
     length: int, given_envs: Any, first: Any, last: Any, episode_ids: Any, terminated: Any, truncated: Any,
     positions: Any
 ) -> AppendedRows:  # fmt: skip
-    """Where the appended rows belong; of a run of steps of one env (one id), a single True is its first or last row."""
+    """The appended rows with what was given of them; of a run of steps of one env (one id), a single True is its first
+    or last row."""
     by_runs = isinstance(given_envs, Steps)
     run = given_envs is not None and not by_runs and np.ndim(given_envs) == 0
     at = -1 if run else None

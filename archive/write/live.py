@@ -121,8 +121,8 @@ class LiveSet:
     # -- what has left ------------------------------------------------------------------------------------------
 
     def take_left(self) -> tuple[Range, ...]:
-        """What has left since this was last asked. Of an env row all before some position may have left before: that is
-        one range, and no list."""
+        """The steps that have left since this was last asked. All of an env row before some position may have left:
+        that is one range, and no list."""
         out: list[Range] = []
         if self._left:
             left = Steps.joined(self._left).union()

@@ -78,7 +78,7 @@ class Pipeline:
             self.seals.append(work)
 
     def uncommitted(self) -> list[Work]:
-        """What was handed in so far and is not forgotten; what comes later is not part of it."""
+        """The works that were handed in so far and are not forgotten; what comes later is not part of it."""
         found = list(self._works)
         self._shown = found[-1] if found else None
         return found
@@ -264,7 +264,7 @@ class Pipeline:
             self._finished(work)
 
     def _carried(self) -> Written:
-        """What a work has written whose rows another one stands for."""
+        """The result of a work whose rows another one stands for."""
         return Written(None, None, 0, journal=self.number if self._objects.sealed else None)
 
     def _finished(self, work: Work) -> None:
@@ -366,7 +366,7 @@ class Changes:
 
     @property
     def ready(self) -> list[Work]:
-        """What is ready for the store, and not handed in yet."""
+        """The works that are ready for the store, and not handed in yet."""
         return list(self._ready)
 
     def add(self, work: Work) -> None:

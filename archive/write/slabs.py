@@ -110,7 +110,7 @@ class Slabs:
         self._changes.add(works.shard(slab.blocks, self._reward(slab.blocks[0].schema), self._describing()))
 
     def submit_all(self) -> None:
-        """What there is of each schema is a shard."""
+        """Each open slab is a shard."""
         for digest in self._open:
             self.submit(digest)
 

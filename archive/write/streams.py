@@ -49,8 +49,8 @@ class AppendedRows(NamedTuple):
 
 
 class Assigned(NamedTuple):
-    """Where rows belong. order: the place of each row of `runs` among those that were given, None if the same; broken:
-    episodes that ended without a last step."""
+    """The places of appended rows. order: the place of each row of `runs` among those that were given, None if the
+    same; broken: episodes that ended without a last step."""
 
     runs: Steps
     order: Ints | None
@@ -92,7 +92,7 @@ class _Groups(NamedTuple):
     opened: Ints  # the episode that is open there, or NONE
 
     def sorted(self, values: Any) -> Any:
-        """What each row was given, in this order."""
+        """The rows' values in this order."""
         return values if values is None or self.order is None else values[self.order]
 
 
@@ -293,7 +293,7 @@ def _placed(rows: AppendedRows, groups: _Groups) -> tuple[Ints, Ints | None, Mas
 
 
 def _ends(rows: AppendedRows, groups: _Groups, row: Ints, lo: Ints, last: Mask | None, epoch: int) -> RunEnds | None:
-    """Where and how each run ends its episode."""
+    """The end of each run, where some end their episodes."""
     at = None if last is None else np.flatnonzero(last)
     if at is None or not len(at):
         return None

@@ -23,7 +23,7 @@ Rows = Mapping[str, "pa.Table | None"]  # by table: segments, ledger
 
 
 class Written(NamedTuple):
-    """What one upload adds to the manifest. `journal`: the number after that of the journal's object that it is in."""
+    """The rows that one upload adds to the manifest. `journal`: the number after that of its object of the journal."""
 
     segments: pa.Table | None
     chunks: pa.Table | None
@@ -115,7 +115,7 @@ class Work:
         return made.written is not None if isinstance(made, Upload) else True
 
     def error(self) -> BaseException | None:
-        """What it failed with, so far."""
+        """The error that it failed with, so far."""
         if not self.laid_out.done():
             return None
         if failed := self.laid_out.exception():
@@ -223,7 +223,7 @@ class ObjectKind(Protocol):
 
 
 class ShardObjects:
-    """Each slab is a shard; rows without one need no object."""
+    """Shards, one for each slab; rows without a slab need no object."""
 
     sealed = False
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import zarr
 
-from archive.shard.groups import encode
 from archive.shard.packing import loose, pack
+from archive.shard.writer import encode
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 

@@ -12,7 +12,7 @@ import pytest
 import archive
 from archive.arrays import end_to_end, memory
 from archive.arrays.ranges import merge_runs
-from archive.shard import groups, rawchunks
+from archive.shard import groups, packing, rawchunks, writer
 from archive.steps import Steps
 from archive.write import buffer, slabs
 from archive.write.blocks import Block, ShardSchema
@@ -24,7 +24,7 @@ def numbers(kind: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     return np.random.default_rng(7).integers(0, 100, shape).astype(kind)
 
 
-def stored(members: list[groups.Member]) -> list[tuple[Any, ...]]:
+def stored(members: list[packing.Member]) -> list[tuple[Any, ...]]:
     return [(m.name, bytes(m.data) + m.tail, m.array, m.chunk, m.rows, m.crc32c) for m in members]
 
 
@@ -37,13 +37,13 @@ def test_a_shard_that_shares_memory_has_the_bytes_that_zarr_makes(
     arrays["turned"] = np.asfortranarray(numbers("f4", shape))
     arrays["text"] = np.array(["a", "longer text", ""] * 5, object)
     given: dict[str, Any] = {"attributes": {"a": 1}, "compression": compression, "chunk_bytes": 500}
-    assert stored(groups.encode(arrays, **given, copy=False)) == stored(groups.encode(arrays, **given))
+    assert stored(writer.encode(arrays, **given, copy=False)) == stored(writer.encode(arrays, **given))
 
 
 @pytest.mark.parametrize("compression", [None, "zstd:1"])
 def test_what_is_read_without_zarr_is_what_zarr_reads(compression: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     array = numbers("f4", (997, 3))
-    members = groups.encode({"x": array}, attributes={}, compression=compression, chunk_bytes=500, copy=False)
+    members = writer.encode({"x": array}, attributes={}, compression=compression, chunk_bytes=500, copy=False)
     chunks = {m.name: bytes(m.data) + m.tail for m in members}
     ranges = {"x": [(0, 5), (5, 5), (5, 400), (390, 997)]}
     quick = groups.decode(chunks["zarr.json"], chunks, ranges)["x"]
@@ -58,7 +58,7 @@ def test_what_is_read_without_zarr_is_what_zarr_reads(compression: str | None, m
 
 def test_what_a_shard_shares_is_not_copied() -> None:
     array = numbers("u1", (4096, 16))
-    (chunk,) = [m for m in groups.encode({"x": array}, attributes={}, compression=None, chunk_bytes=1 << 20, copy=False)
+    (chunk,) = [m for m in writer.encode({"x": array}, attributes={}, compression=None, chunk_bytes=1 << 20, copy=False)
                 if m.chunk == 0]  # fmt: skip
     assert np.shares_memory(np.frombuffer(chunk.data, np.uint8), array)
 
@@ -132,8 +132,8 @@ def test_a_shelf_holds_what_fits_and_leaves_the_rest_where_it_is() -> None:
 def test_compressed_chunks_on_a_shelf_are_the_same_bytes() -> None:
     arrays, piece = {"x": numbers("i4", (997, 3)), "y": numbers("u2", (997, 50))}, np.zeros(1 << 17, np.uint8)
     given: dict[str, Any] = {"attributes": {}, "compression": "zstd:1", "chunk_bytes": 500, "copy": False}
-    members = groups.encode(arrays, **given, hold=memory.Shelf(piece).hold)
-    assert stored(members) == stored(groups.encode(arrays, **given))
+    members = writer.encode(arrays, **given, hold=memory.Shelf(piece).hold)
+    assert stored(members) == stored(writer.encode(arrays, **given))
     chunks = [m for m in members if m.array]
     assert all(np.shares_memory(np.frombuffer(m.data, np.uint8), piece) for m in chunks)
 

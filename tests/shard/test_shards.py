@@ -27,8 +27,9 @@ from hypothesis import strategies as st
 
 from archive.base.errors import CorruptChunkError, FieldError, MissingObjectError, NotFoundError, UsageError
 from archive.shard import packing
-from archive.shard.groups import ShardView, decode, encode, member_name
-from archive.shard.packing import Member, Placed, hulls, inflate, loose, pack, rows_per_chunk
+from archive.shard.groups import ShardView, decode
+from archive.shard.packing import Member, Placed, hulls, inflate, loose, member_name, pack, rows_per_chunk
+from archive.shard.writer import encode
 from tests.support.sampling import examples
 
 NUMBERS = ["?", *"bBhHiIqQ", "f2", "f4", "f8", "c8", "c16"]
@@ -376,7 +377,8 @@ FORK = """
 import os, sys, warnings
 warnings.simplefilter("ignore")  # Python >= 3.12 warns of any fork with threads
 import numpy as np
-from archive.shard.groups import decode, encode
+from archive.shard.groups import decode
+from archive.shard.writer import encode
 def once():
     members = encode({"x": np.arange(9000)}, attributes={})
     chunks = {m.name: m.data for m in members if m.chunk >= 0}

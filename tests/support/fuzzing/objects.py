@@ -17,7 +17,7 @@ from numcodecs.zstd import Zstd
 import archive
 from archive import tables
 from archive.saved import Delta, Part, PartIndex, TickObject
-from archive.shard import groups, indexed, packing
+from archive.shard import encode, groups, indexed, packing
 from archive.store import Storage
 from tests.support.fuzzing.manifests import archives, mutated_table_file, sealed, text_of
 from tests.support.fuzzing.mutating import mutated_bytes, mutated_json
@@ -151,7 +151,7 @@ def shard_seeds(tmp: Path) -> list[Any]:
     }  # fmt: skip
     out = []
     for compression in ("zstd:1", "gzip:1", None):
-        members = groups.encode(arrays, attributes={"a": 1}, compression=compression, chunk_bytes=16)
+        members = encode(arrays, attributes={"a": 1}, compression=compression, chunk_bytes=16)
         data = {member.name: bytes(member.data) + member.tail for member in members}
         out.append((json.loads(data.pop("zarr.json")), {name: one for name, one in data.items() if "/c/" in name}))
     return out
