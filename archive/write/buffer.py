@@ -41,7 +41,7 @@ class Buffer:
     """One buffer of a writer: `w.buffer("demo")`; the writer's own verbs are those of its main buffer.
 
     Code that keeps a live buffer in step with the archive holds it by `exclusive()`, and needs beside the verbs
-    `declare`, `next_position`, `knows`, `live_runs` and `append_parts`; and memory for what it appends as `owned`,
+    `declare`, `next_position`, `live_runs` and `append_parts`; and memory for what it appends as `owned`,
     `empty(shape, dtype)`, used before where there is such: new pages cost more than the copy. So is
     `column(shape, dtype)`, for what a checkpoint copies.
     """
@@ -378,11 +378,6 @@ class Buffer:
         """Position that the next step of an env row gets; 0 for one that has none."""
         with self._entered():
             return self.streams.next_position(int(env_id))
-
-    def knows(self, env_id: int) -> bool:
-        """Whether an env row has had steps, or was resumed."""
-        with self._entered():
-            return self.streams.knows(int(env_id))
 
     def live_runs(self) -> tuple[LiveRuns, list[str]]:
         """The live steps as runs of one episode each, in live order; and the episode id of each run."""

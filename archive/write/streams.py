@@ -136,10 +136,6 @@ class Streams:
         """How many env rows were ever used."""
         return len(self._slots)
 
-    def knows(self, env_id: int) -> bool:
-        """Whether the env row was ever used."""
-        return env_id in self._slots
-
     def following(self, envs: Ints) -> Ints:
         """The next position of each env row; -1 for one that was never used."""
         return np.array([self.next_position(env) if env in self._slots else -1 for env in envs.tolist()], np.int64)
