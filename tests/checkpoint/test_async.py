@@ -357,7 +357,7 @@ def test_what_the_writer_lists_is_changed_under_its_lock_alone(monkeypatch: pyte
         locked: list[bool] = []
 
         def watched(works: Any) -> None:
-            locked.append(w._lock._is_owned())  # type: ignore[attr-defined]
+            locked.append(w._changes.lock._is_owned())  # type: ignore[attr-defined]
             forget(works)
 
         monkeypatch.setattr(w._pipeline, "forget", watched)
