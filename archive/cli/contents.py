@@ -140,7 +140,7 @@ def log(target: Target, limit: int, where: str | None) -> None:
 
 
 def _meeting(rows: Iterator[dict[str, Any]], where: str | None) -> Iterator[dict[str, Any]]:
-    """Those that meet the condition, as they come: a table at a time, as commits are read one by one."""
+    """The rows that meet the condition, as they come: a table at a time, as commits are read one by one."""
     import pyarrow as pa
 
     numbers = dict.fromkeys(("commit", "rank", "segments"), pa.int64())

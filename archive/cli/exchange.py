@@ -203,7 +203,7 @@ def _to_plain_files(
 
 
 def _present(to: str, name: str, options: Mapping[str, Any]) -> int:
-    """How many files there are that an export may replace."""
+    """The number of files there that an export may replace."""
     from archive.store import Storage
 
     return sum(n.startswith("part-") and n.endswith(f".{name}") for n in Storage.connect(to, dict(options)).list(""))
@@ -243,7 +243,7 @@ def _checkpoint(
     arc: Archive, name: str, fields: tuple[str, ...], checkpoint: str | None, run: str | None, where: str | None,
     weights: tuple[str, ...],
 ) -> Any:  # fmt: skip
-    """What a format takes that takes checkpoints."""
+    """The checkpoint that is exported whole."""
     if fields:
         raise UsageError(f"--field is for formats of episodes; {name} takes a checkpoint whole")
     if where or weights:
@@ -314,7 +314,7 @@ def _best(found: Episodes) -> Episode | None:
 
 
 def _shown(arc: Archive, name: str, run: str | None, kind: str) -> Checkpoint:
-    """By name, or the newest whole one."""
+    """The checkpoint of this name, or the newest whole one."""
     checkpoints_of(arc, run)  # a run that is not there is an error of its own
     try:
         return named_checkpoint(arc, name, run)

@@ -28,7 +28,7 @@ DEADLINE_S = 30.0  # somebody waits for the answer
 
 @dataclass(frozen=True)
 class Target:
-    """Which archive is meant, and whether JSON is wanted."""
+    """The archive that is meant, and whether JSON is wanted."""
 
     url: str
     storage_options: dict[str, Any] = field(default_factory=dict, repr=False)  # may hold credentials
@@ -175,7 +175,7 @@ LATEST = "latest"  # stands for the newest whole one
 
 
 def checkpoints_of(arc: Archive, run: str | None) -> Checkpoints:
-    """Those of a run, or all. NotFoundError if there is no such run."""
+    """The checkpoints of a run, or all. NotFoundError if there is no such run."""
     if run is None:
         return arc.checkpoints
     if run not in arc.head.runs:
@@ -185,7 +185,8 @@ def checkpoints_of(arc: Archive, run: str | None) -> Checkpoints:
 
 
 def named_checkpoint(arc: Archive, name: str | None, run: str | None = None, *, replay: bool = False) -> Checkpoint:
-    """By name; without one, or as "latest", the newest whole one (with replay=True, that has its buffers).
+    """The checkpoint of this name; without one, or as "latest", the newest whole one (with
+    replay=True, that has its buffers).
 
     NotFoundError if there is none.
     """

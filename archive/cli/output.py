@@ -97,7 +97,7 @@ def _terminal_width() -> int | None:
 
 
 def _width(rows: Sequence[Row], columns: Sequence[str]) -> int:
-    """What a table needs at least: prose goes on in the next line."""
+    """The width that a table needs at least: prose goes on in the next line."""
     from rich.cells import cell_len
 
     def needed(name: str) -> int:

@@ -94,7 +94,7 @@ def _user() -> str | None:
 
 
 def _desktop() -> bool:
-    """Whether somebody sits before this machine, rather than at the end of a line."""
+    """True if somebody sits before this machine, rather than at the end of a line."""
     if sys.platform in ("darwin", "win32"):
         return "SSH_CONNECTION" not in os.environ
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))

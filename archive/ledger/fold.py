@@ -47,7 +47,7 @@ class LedgerRows(NamedTuple):
     worlds: Mapping[str, Collection[int]] = {}
 
     def prompts(self) -> Prompts:
-        """How prompts stand by these rows, for all ranks."""
+        """The standing of prompts by these rows, for all ranks."""
         release()  # what reading took and these rows do not
         grouped = _Grouped(self.rows)
         return Prompts(grouped.opened(), grouped.over(), self.cursors(), grouped.undone(self.undone))
@@ -60,12 +60,12 @@ class LedgerRows(NamedTuple):
 
     @property
     def in_flight(self) -> int:
-        """How many keys have a round that has not ended."""
+        """The number of keys that have a round that has not ended."""
         grouped = _Grouped(self.rows)
         return len(np.unique(grouped.key_of[grouped.is_open]))
 
     def cursors(self) -> Cursors:
-        """Where readers of the data set stand."""
+        """The cursors of those who read the data set."""
         import pyarrow as pa
 
         rows = self.rows.filter(pa.array(places_of(self.rows["state"], [CURSOR]) == 0))
@@ -114,7 +114,7 @@ class _Grouped:
         return out
 
     def undone(self, rows: pa.Table) -> int:
-        """How many rounds that these rows say were trained have not ended."""
+        """The number of rounds that these rows say were trained, and that have not ended."""
         return int((self.is_open & self.named_by(rows)).sum()) if rows.num_rows else 0
 
     def awaited(self, wanted: Mask) -> pa.ChunkedArray:
@@ -184,7 +184,7 @@ def dealt(found: Prompts, rank: int, world_size: int, holder: Callable[[str], in
 
 
 def far_along(found: Prompts) -> tuple[int, int, int]:
-    """How many rollouts are drawn and not started, started and not sealed, and sealed."""
+    """Counts of the rollouts that are drawn and not started, started and not sealed, and sealed."""
     kinds = Counter(map(id, found.rounds.values()))  # most are alike
     each = ((rounds, kinds.pop(id(rounds), 0)) for rounds in found.rounds.values())
     far = b"".join(one.rollouts * count for rounds, count in each for one in rounds)

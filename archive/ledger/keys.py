@@ -88,7 +88,7 @@ def _parsed(text: str) -> Key:
 
 
 class TextIndex:
-    """Where texts stand among millions, some 12 bytes each."""
+    """An index of texts: their places among millions, some 12 bytes each."""
 
     def __init__(self, texts: Any) -> None:
         """texts: an Arrow array of strings."""

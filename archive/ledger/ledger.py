@@ -174,7 +174,7 @@ class Ledger(LedgerQueries):
         return f"<Ledger {self.name!r} of rank {self._place.rank}>"
 
     def _mark(self) -> Any:
-        """All that a call may change, as it is."""
+        """A copy of what a call may change."""
         self._before = {}
         return self._calls, len(self._calls), self._known, self._known and self._known.cursors
 
@@ -254,7 +254,7 @@ class Ledgers:
         return self._by_name[name]
 
     def load(self, name: str) -> Prompts:
-        """How prompts stand for the session by what it goes on from."""
+        """The standing of prompts for the session, by what it goes on from."""
         found = LedgerView(self._storage, self._log.catch_up(), name, self.place.session, {})._prompts
         if not found.rounds:
             return replace(found, rank=self.place.rank)
@@ -280,7 +280,7 @@ class Ledgers:
             )  # fmt: skip
 
     def send(self) -> None:
-        """What was said goes after all that is ready for the store: so a sealed episode's rows come before."""
+        """Hand in what was said, after all that is ready for the store: so a sealed episode's rows come before."""
         calls = [call for ledger in self._by_name.values() for call in ledger.take_calls()]
         if calls:
             self.writer._changes.add(rows_alone("ledger", lambda: self._numbered(calls)))

@@ -63,7 +63,7 @@ class Ended:
 
 
 class Cursors(NamedTuple):
-    """Where the ranks that read a data set stand: session -> rank -> what it said last, of sessions that went on from
+    """The places of the ranks that read a data set: session -> rank -> what it said last, of sessions that went on from
     each other, the oldest first. worlds: the ranks of these sessions, as far as they are known."""
 
     said: Mapping[str, Mapping[int, Any]] = {}
@@ -71,7 +71,7 @@ class Cursors(NamedTuple):
 
     @property
     def by_rank(self) -> dict[int, Any]:
-        """What each rank said last, by rank, those of the newest session last."""
+        """The cursor that each rank said last, by rank, those of the newest session last."""
         out: dict[int, Any] = {}
         for said in self.said.values():
             for rank, value in said.items():
@@ -100,7 +100,7 @@ class Cursors(NamedTuple):
 
 
 def lowest(values: Sequence[Any]) -> Any:
-    """What is in no part beyond any of these JSON values: the least number, part by part of lists and objects; None
+    """The JSON value that is in no part beyond any of these: the least number, part by part of lists and objects; None
     where one is None. UsageError where they cannot be compared."""
     first: Any = values[0]
     if any(value is None for value in values):
@@ -121,7 +121,7 @@ def lowest(values: Sequence[Any]) -> Any:
 
 
 class Changed(NamedTuple):
-    """What becomes of keys; and the round of each that was changed."""
+    """The rounds that keys have after a call, and the round of each that was changed."""
 
     rounds: dict[Key, Rounds]
     numbers: Sequence[int]
@@ -129,7 +129,7 @@ class Changed(NamedTuple):
 
 @dataclass
 class Prompts:
-    """How prompts stand. `rounds`: of the keys of which one has not ended, in the order in which they were drawn;
+    """The standing of prompts. `rounds`: of the keys of which one has not ended, in the order in which they were drawn;
     `undone`: how many that were trained count as sealed again; `rank`: whose part is looked at, and who changes it."""
 
     rounds: dict[Key, Rounds] = field(default_factory=dict)
@@ -218,7 +218,7 @@ class Prompts:
         return _of_newest({key: _without_ended(rounds) for key, rounds in moved.items()})
 
     def _each(self, keys: Sequence[Key], sibling: int, what: str) -> Iterator[tuple[Key, Rounds, Round]]:
-        """Each key, its older rounds and its newest one, which has that sibling and has not ended; else an error."""
+        """Yield each key, its older rounds and its newest, which has that sibling and has not ended; else an error."""
         for key in keys:
             *others, one = self._unended(key, what)
             if not 0 <= sibling < len(one.rollouts):

@@ -103,7 +103,7 @@ class Archived:
 
 
 class LedgerQueries(ABC):
-    """How prompts stand, looked at."""
+    """The questions that a ledger answers by how prompts stand."""
 
     _archived: Archived
 
@@ -113,7 +113,7 @@ class LedgerQueries(ABC):
 
     @property
     def cursors(self) -> Mapping[int, Any]:
-        """What each rank said last, by rank, as far as is known; those of the newest session last."""
+        """The cursor that each rank said last, by rank, as far as is known; those of the newest session last."""
         return self._prompts.cursors.by_rank
 
     @property
@@ -124,7 +124,7 @@ class LedgerQueries(ABC):
         return self._prompts.cursors.joint
 
     def undrawn(self, keys: Key | Iterable[Key], rounds: int = 1) -> list[Key]:
-        """Those of these keys (a range, a list) that were drawn fewer than so many times, as far as is known, in their
+        """The keys among these (a range, a list) that were drawn fewer than so many times, as far as is known, in their
         order: what a data set still has for its `rounds`-th epoch."""
         names = normalised(keys)
         drawn = self._prompts.newest(names)
@@ -176,8 +176,8 @@ class LedgerQueries(ABC):
 
     @property
     def table(self) -> pa.Table:
-        """How all stand: key (JSON), round, sibling (null: all), state, episode_id. A row a rollout; of rounds that
-        have ended one for all."""
+        """The standing of all: key (JSON), round, sibling (null: all), state, episode_id. A row a rollout; of rounds
+        that have ended one for all."""
         import pyarrow as pa
 
         found = self._prompts

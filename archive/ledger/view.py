@@ -56,7 +56,7 @@ class LedgerView(LedgerQueries):
 
     @property
     def rows(self) -> pa.Table:
-        """All that was said and counts, in order: rows of the ledger table. Reads it at each look."""
+        """Everything that was said and counts, in order: rows of the ledger table. Reads it at each look."""
         return self.seen(None).rows
 
     @property
@@ -87,7 +87,7 @@ class LedgerView(LedgerQueries):
 
     @property
     def in_flight(self) -> int:
-        """How many keys were drawn and neither trained on nor dropped."""
+        """The number of keys that were drawn and neither trained on nor dropped."""
         return self.seen().in_flight
 
     def seen(self, columns: Sequence[str] | None = _FOLDED, fresh: pa.Table | None = None) -> LedgerRows:
@@ -182,7 +182,7 @@ def names(storage: Storage, commit: Commit) -> list[str]:
 
 
 def left_in_flight(storage: Storage, head: Commit, name: str, run: str) -> int:
-    """How many keys of a ledger the sessions before a run's newest one left, if that went on from none of them."""
+    """The number of keys of a ledger that the sessions before a run's newest left, if that went on from none of them."""
     entry = head.runs[run]
     if not head.ledger or entry.resumed_from is not None:
         return 0
