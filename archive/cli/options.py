@@ -185,8 +185,7 @@ def checkpoints_of(arc: Archive, run: str | None) -> Checkpoints:
 
 
 def named_checkpoint(arc: Archive, name: str | None, run: str | None = None, *, replay: bool = False) -> Checkpoint:
-    """The checkpoint of this name; without one, or as "latest", the newest whole one (with
-    replay=True, that has its buffers).
+    """The checkpoint of this name, or the newest whole one (with replay=True, that has its buffers).
 
     NotFoundError if there is none.
     """

@@ -182,7 +182,7 @@ def names(storage: Storage, commit: Commit) -> list[str]:
 
 
 def left_in_flight(storage: Storage, head: Commit, name: str, run: str) -> int:
-    """The number of keys of a ledger that the sessions before a run's newest left, if that went on from none of them."""
+    """The number of keys of a ledger that sessions before a run's newest left, if that went on from none of them."""
     entry = head.runs[run]
     if not head.ledger or entry.resumed_from is not None:
         return 0
