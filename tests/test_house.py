@@ -23,7 +23,7 @@ FIGURES = {
     "modules named ...ing": 46,
     "records and protocols of the engine": 245,
     "class names with two meanings": 6,
-    "docstrings that begin with a relative word": 176,
+    "docstrings that begin with a relative word": 154,
     "files with searchsorted": 5,
     "places that append to the log": 0,
 }

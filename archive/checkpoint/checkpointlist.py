@@ -87,7 +87,7 @@ class Checkpoints:
         return table if self._run is None else table.filter(pc.equal(table["run"].cast("string"), self._run))
 
     def of(self, run: str) -> Checkpoints:
-        """Those of one run."""
+        """The checkpoints of one run."""
         return Checkpoints(self._storage, self._head, run, self._later)
 
     @property

@@ -95,7 +95,7 @@ class Checkpoint:
 
     @property
     def whole(self) -> bool:
-        """Whether all ranks are in it."""
+        """True if all ranks are in it."""
         return self.record.whole
 
     @property
@@ -109,7 +109,7 @@ class Checkpoint:
 
     @property
     def replay_saved(self) -> bool:
-        """Whether the buffers are in it; a checkpoint that doesn't say has them."""
+        """True if the buffers are in it; a checkpoint that doesn't say has them."""
         return self.record.replay_saved
 
     @property

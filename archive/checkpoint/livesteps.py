@@ -126,7 +126,7 @@ def _counts(files: Sequence[FileRef], steps: int) -> Iterator[int]:
 
 
 def _is_enough(index: EpisodeIndex, live: pa.Table, branch: Branch) -> bool:
-    """Whether the newest files have all of what is live, and no row of an older one changes anything about it.
+    """True if the newest files have all of what is live, and no row of an older one changes anything about it.
 
     So it is if each live step is there, in an episode of its id alone, which begins there, and ends in a row that is
     newer than all in older files and that the checkpoint's session sees: then this row is the episode's newest one in
@@ -149,7 +149,7 @@ def _is_enough(index: EpisodeIndex, live: pa.Table, branch: Branch) -> bool:
 
 
 def _named_once(index: EpisodeIndex, numbers: Ints) -> bool:
-    """Whether no other episode of an index has the id of one of these."""
+    """True if no other episode of an index has the id of one of these."""
     import pyarrow.compute as pc
 
     ids = index.column("episode_id")
@@ -163,6 +163,6 @@ def _newest_commit(files: Sequence[FileRef]) -> float:
 
 
 def _are_seen(rows: pa.Table, part: Snapshot, branch: Branch) -> bool:
-    """Whether a session sees all of these rows; which it went on from is read only if it did not write them itself."""
+    """True if a session sees all of these rows; which it went on from is read only if it did not write them itself."""
     known = ByWriter(rows)
     return bool(known.seen(dict([branch])).all() or known.seen(part.branches.sight(*branch)).all())

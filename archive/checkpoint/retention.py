@@ -64,7 +64,7 @@ class Keep:
 
     @property
     def ages(self) -> bool:
-        """Whether it asks how old a checkpoint is."""
+        """True if it asks how old a checkpoint is."""
         return self.within is not None
 
     def kept(self, candidates: Sequence[Candidate], now: datetime | None = None) -> list[int]:

@@ -121,7 +121,7 @@ class Journal:
 
     @property
     def superseded(self) -> bool:
-        """Whether a newer session is known, so that nobody takes over what is journaled."""
+        """True if a newer session is known, so that nobody takes over what is journaled."""
         return self._heartbeat.superseded
 
     def check_newest(self) -> None:
@@ -206,7 +206,7 @@ class _Newest:
 
 
 def _done(future: Future[Any], stop: float) -> bool:
-    """Whether it comes to an end in time; raises what it failed with."""
+    """True if it comes to an end in time; raises what it failed with."""
     wait([future], timeout=max(0.0, stop - time.monotonic()))
     if not future.done():
         return False

@@ -94,7 +94,7 @@ def recover(log: CommitLog, run: str) -> Commit | None:
 
 
 def _has_more(entry: RunEntry, found: Mapping[int, RankTail]) -> bool:
-    """Whether a session journaled something, or made its newest checkpoint without its buffers."""
+    """True if a session journaled something, or made its newest checkpoint without its buffers."""
     newest = entry.latest
     light = newest is not None and newest.session == entry.session and newest != entry.latest_replay
     return light or any(one.objects for one in found.values())

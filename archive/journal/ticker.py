@@ -52,7 +52,7 @@ class Heartbeat:
 
     @property
     def superseded(self) -> bool:
-        """Whether a newer session is known."""
+        """True if a newer session is known."""
         return self._superseded is not None
 
     def check(self) -> None:
@@ -140,7 +140,7 @@ class Ticker:
 
     @property
     def late(self) -> bool:
-        """Whether the tick is overdue, because the thread did not get its turn."""
+        """True if the tick is overdue, because the thread did not get its turn."""
         oldest = self.oldest
         return oldest is not None and time.monotonic() > self._due(oldest) + _LATE_S
 
@@ -167,7 +167,7 @@ class Ticker:
 
     @property
     def wanted(self) -> bool:
-        """Whether the tick whose moment has come was not made by somebody else meanwhile."""
+        """True if the tick whose moment has come was not made by somebody else meanwhile."""
         return not self._stopped and self._wanted is not None and self._wanted == self.oldest
 
     def _await_moment(self) -> float | None:

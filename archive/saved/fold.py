@@ -170,7 +170,7 @@ class SessionFold:
         return self._before.parts[rank].buffers.get(buffer) if rank in self._before.parts else None
 
     def _as_before(self, owner: Owner) -> bool:
-        """Whether a resumed rank began with what the one of its number had held: a plan may have moved it."""
+        """True if a resumed rank began with what the one of its number had held: a plan may have moved it."""
         began, before = (of.get(owner, LiveRuns.empty()).ordered() for of in (self._held, self._saved))
         return all(np.array_equal(one, other) for one, other in zip(began, before, strict=True))
 
@@ -278,7 +278,7 @@ def _appended(segments: pa.Table, streams: _StreamNumbers) -> dict[Owner, LiveRu
 
 
 def _together(*some: LiveRuns) -> LiveRuns:
-    """All of them, in live order."""
+    """The runs of all, in live order."""
     return LiveRuns.joined(some).ordered()
 
 

@@ -101,7 +101,7 @@ class SavedObject(Generic[I]):
         return {member.name: member for member in self.index.members}
 
     def has(self, name: str) -> bool:
-        """Whether it has a member of this name."""
+        """True if it has a member of this name."""
         return name in self._places
 
     def files(self, names: Sequence[str]) -> list[bytes]:
@@ -333,5 +333,5 @@ class TickObject(SavedObject[TickIndex]):
 
 
 def is_of_shard(member: Placed) -> bool:
-    """Whether a member is one of the Zarr group, and no table."""
+    """True if a member is one of the Zarr group, and no table."""
     return member.chunk < 0 or bool(member.array)

@@ -151,7 +151,7 @@ def name_taken(storage: Storage, key: str) -> CheckpointError:
 
 
 def keeps_rows(request: Request, written: Sequence[Written]) -> bool:
-    """Whether a checkpoint has the rows of what was written: always where buffers are saved; else where some are of a
+    """True if a checkpoint has the rows of what was written: always where buffers are saved; else where some are of a
     ledger, which would come apart from the episodes that it speaks of."""
     return request.save_replay or any(w.ledger is not None for w in written)
 
