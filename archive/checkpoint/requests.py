@@ -55,7 +55,7 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGUSR2", "SIGTERM") if hasa
 
 
 class _Told:
-    """True if this process was asked since it last acted, and was told to end."""
+    """The state of this process: asked since it last acted, told to end."""
 
     def __init__(self) -> None:
         self.flag = threading.Event()
@@ -117,7 +117,7 @@ def _on_signal(number: int, frame: Any) -> None:
 
 
 def terminating() -> bool:
-    """True if to leave the loop after the checkpoint, for a rank was told to end (SIGTERM); the same on every rank.
+    """True if the loop is to be left after the checkpoint, as a rank was told to end (SIGTERM); the same on every rank.
 
     True from the call of `requested()` on that says so to all of them, which is true then: what the newest such call
     agreed on. In a loop that never calls `requested()` every rank calls this one once a step instead.
@@ -128,7 +128,7 @@ def terminating() -> bool:
 
 
 def requested() -> bool:
-    """True if to checkpoint at this step; every rank calls it once a step, and all get the same answer.
+    """True if this is a step to checkpoint at; every rank calls it once a step, and all get the same answer.
 
     Installs the signal handlers when first called, if in the main thread. Requests in the bucket are seen by the ranks
     that have a writer open.
