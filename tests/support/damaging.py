@@ -76,7 +76,7 @@ def questions(arc: archive.Archive) -> dict[str, Question]:
         "labels": lambda arc: [arc.labels, arc.episodes["e"].labels, arc.episodes["e"].label_history],
         "late": lambda arc: [repr(arc.late_fields), repr(arc.tags)],
         "ledger": lambda arc: [arc.ledgers, _looked_at(arc.ledger("prompts", KEPT))],
-        "to let go": lambda arc: arc.forget(Keep(last=1), episodes="unreferenced").to_json(),
+        "to let go": lambda arc: _forget(arc),
         "to prune": lambda arc: _prune(arc),
         "tails": lambda arc: arc.tails(KEPT),
     }
@@ -85,6 +85,12 @@ def questions(arc: archive.Archive) -> dict[str, Question]:
     for ck in arc.checkpoints:
         out |= _of_checkpoint(ck)
     return out
+
+
+def _forget(arc: archive.Archive) -> Any:
+    """Without how much room would be free: the store says that of what is there, and what is gone takes none."""
+    told = arc.forget(Keep(last=1), episodes="unreferenced").to_json()
+    return told | {"goes": {key: value for key, value in told["goes"].items() if key != "bytes"}}
 
 
 def _prune(arc: archive.Archive) -> Any:
