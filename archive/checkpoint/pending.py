@@ -7,15 +7,18 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from archive.base import Counts, DeadlineError, Losses, RanksMissingError, UsageError, logger, one_line, ranks
 from archive.checkpoint.checkpoints import Checkpoint
 from archive.saved import Part, Request
 from archive.write import Work
 
+if TYPE_CHECKING:
+    from archive.checkpoint.saver import Saver
 
-class Attempt:
+
+class SaveAttempt:
     """One try at a checkpoint. `run` may be called any number of times, and runs it once; whether it did."""
 
     def __init__(self, work: Callable[[], Checkpoint]) -> None:
@@ -40,23 +43,15 @@ class Attempt:
         return True
 
 
-class _Saver(Protocol):
-    durable: int | None
-
-    def begin(self, pending: Pending) -> None: ...
-    def all_staged(self, pending: Pending) -> bool: ...
-    def again(self, pending: Pending, timeout_s: float) -> None: ...
-
-
 class Pending:
     """A checkpoint that is being saved."""
 
-    def __init__(self, saver: _Saver, request: Request, timeout_s: float, on_progress: Progress | None) -> None:
+    def __init__(self, saver: Saver, request: Request, timeout_s: float, on_progress: Progress | None) -> None:
         self._saver = saver
         self.request = request
         self._timeout_s = timeout_s
         self._on_progress = on_progress
-        self.attempt: Attempt
+        self.attempt: SaveAttempt
         self.works: Sequence[Work] = ()  # what was not committed when it was asked for
         self.kept: Sequence[Work] = ()  # of that the rows that it makes visible
         self.in_shutdown = False  # asked for when the process was told to end

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from archive.base import Losses, check_text, jsontree, layout, logger, ranks, shutdown, size, thread_pool
 from archive.checkpoint.assembly import Joint, all_staged, commit_present, join
 from archive.checkpoint.checkpoints import Checkpoint
-from archive.checkpoint.pending import Attempt, Pending, Progress, on_terminal
+from archive.checkpoint.pending import Pending, Progress, SaveAttempt, on_terminal
 from archive.manifest import CheckpointRecord, Commit, CommitLog, Place
 from archive.observe import add, operation
 from archive.saved import PartIndex, Request, keeps_rows, name_taken, stage
@@ -80,13 +80,13 @@ class Saver:
         pending.losses = [(one, one.mark()) for one in losses]
         within = contextvars.copy_context()  # of the caller, for who traces
         work = partial(within.run, self._save, pending, cuts, timeout_s)
-        pending.attempt = Attempt(lambda: self._reported(pending, work))
+        pending.attempt = SaveAttempt(lambda: self._reported(pending, work))
         self._pending = pending  # now it is in: who waits for it sees to it that it is begun
         self.begin(pending)
         return pending
 
     def again(self, pending: Pending, timeout_s: float) -> None:
-        pending.attempt = Attempt(lambda: self._reported(pending, lambda: self._finish(pending, timeout_s)))
+        pending.attempt = SaveAttempt(lambda: self._reported(pending, lambda: self._finish(pending, timeout_s)))
         self.begin(pending)
 
     def begin(self, pending: Pending) -> None:
@@ -94,7 +94,7 @@ class Saver:
         if not pending.attempt.begun:
             self._thread.submit(self._run, pending.attempt)
 
-    def _run(self, attempt: Attempt) -> None:
+    def _run(self, attempt: SaveAttempt) -> None:
         """Save and then, once whoever waits for that has it, do what comes after a whole checkpoint."""
         if not attempt.run() or self._then is None or attempt.future.exception():
             return

@@ -31,12 +31,12 @@ class Rollout(NamedTuple):
     sibling: int
 
 
-class _Group(NamedTuple):
+class _KeyedEpisodes(NamedTuple):
     key: Key
     episodes: Sequence[str]
 
 
-class Group(_Group):
+class Group(_KeyedEpisodes):
     """A prompt whose rollouts are all there: the ids of their episodes, by sibling."""
 
     _archived: Archived | None = None

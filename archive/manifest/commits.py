@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
 from archive.base import (
     CorruptCommitError,
@@ -19,9 +19,6 @@ from archive.manifest.commit import EMPTY, MAX_OBJECT_BYTES, Commit, completed, 
 from archive.manifest.records import About, Sighting
 from archive.manifest.runs import served
 from archive.store import Storage
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = [
     "EMPTY", "MAX_OBJECT_BYTES", "Commits", "completed", "dumps", "empty", "first_numbers", "following", "loads",

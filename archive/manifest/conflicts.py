@@ -9,7 +9,6 @@ than naming what is gone. So does one that holds steps which were forgotten, or 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
 
 from archive import tables
 from archive.base import CheckpointError, CorruptManifestError, LetGoError
@@ -18,9 +17,6 @@ from archive.manifest.commit import Commit
 from archive.manifest.records import FileRef, RunEntry
 from archive.store import Storage
 from archive.tables import SHARDED, objects_of
-
-if TYPE_CHECKING:
-    pass
 
 LEFT, FORGOTTEN = "left behind", "forgotten"  # reasons of a prune: no commit ever named it; a commit let go of it
 _GROWING = {"sequences": "rows", "journal": "objects of the journal"}  # of a run's entry: rank -> how many are in it

@@ -9,7 +9,6 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from archive import tables
 from archive.base import (
@@ -32,9 +31,6 @@ from archive.manifest.log import Addition, Change, CommitLog, Requirement, new_s
 from archive.manifest.records import Claim, ForkedFrom, KeepRule, ResumedFrom, RunEntry
 from archive.store import Storage, smallfiles
 from archive.tables import MOST_RANKS
-
-if TYPE_CHECKING:
-    pass
 
 REMEMBERED_SESSIONS = 100  # of a run, before its newest
 MAX_SESSION_BYTES = 180  # of its escaped form; it is part of file names, which end at 255 bytes

@@ -181,7 +181,7 @@ class ShardView:
         from zarr.storage import MemoryStore, StorePath
 
         node = self._trusted_node(path)
-        store = MemoryStore(_ChunkStore(chunks), read_only=True)  # type: ignore[arg-type]
+        store = MemoryStore(_StoredBytes(chunks), read_only=True)  # type: ignore[arg-type]
         try:
             return zarr.Array.from_dict(StorePath(store, path), node)
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
@@ -224,7 +224,7 @@ def _blame(array: zarr.Array[Any], path: str, start: int, stop: int, error: Exce
     return f"Rows {start} to {stop} of array {path!r} do not decode: {error!r}. The object is damaged."
 
 
-class _ChunkStore(Mapping[str, Any]):
+class _StoredBytes(Mapping[str, Any]):
     """Stored bytes as zarr's MemoryStore holds them. A KeyError would be zarr's fill value, so it is another error."""
 
     def __init__(self, chunks: Chunks) -> None:

@@ -28,7 +28,7 @@ LIVE_STREAM = ("session", "buffer", "stream_rank", "stream_env")
 CHUNK_FILE = ("chunks", "chunks_bytes", "chunks_crc32c")  # that has the chunks of a row's shard
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """A column: its type, least and greatest number, and in which rows there may be nulls."""
 
     kind: str
@@ -87,7 +87,7 @@ class Rule(NamedTuple):
 class Table(NamedTuple):
     """A table of the manifest."""
 
-    columns: Mapping[str, Column]
+    columns: Mapping[str, TableColumn]
     rules: tuple[Rule, ...] = ()
     of: tuple[str, ...] = ()  # ADDRESS, STRETCH or EPISODE: the columns that say of which segments a row is
     listed: bool = False  # each commit repeats its parent's list of files
@@ -129,13 +129,13 @@ def _unfit(table: pa.Table) -> bool:
 
 _ENDS = Rule(("lo", "hi"), "a hi that cannot be", _turned)
 _APART = Rule((*LIVE_STREAM, "lo", "hi"), "the same step in two runs", _twice)
-_TEXT, _NAME, _PROSE = Column("string"), Column("dict"), Column("dict", prose=True)
-_NUMBER, COUNT = Column("int64"), Column("int64", 0, MOST)
+_TEXT, _NAME, _PROSE = TableColumn("string"), TableColumn("dict"), TableColumn("dict", prose=True)
+_NUMBER, COUNT = TableColumn("int64"), TableColumn("int64", 0, MOST)
 _START = _NUMBER.between(-MOST, MOST)  # who reads the rows says of which shard they are
 _SEQUENCE = _NUMBER.between(LEAST_INT, MOST)
-_RANK, _CHECKSUM = Column("int32", 0, MOST_RANKS - 1), Column("uint32")
-_FLAG, _DOUBLE, _TIME = Column("bool"), Column("double"), Column("timestamp")
-_TEXTS, _EXTENTS = Column("strings"), Column("extents")
+_RANK, _CHECKSUM = TableColumn("int32", 0, MOST_RANKS - 1), TableColumn("uint32")
+_FLAG, _DOUBLE, _TIME = TableColumn("bool"), TableColumn("double"), TableColumn("timestamp")
+_TEXTS, _EXTENTS = TableColumn("strings"), TableColumn("extents")
 _OF_COMMIT = COUNT.says("number of the commit that brought the row")
 _BY = _NAME.or_null("not told")
 
@@ -157,7 +157,7 @@ _SEGMENTS = {
     "model_weights_uuids": _TEXTS.or_null("never (may be empty)").says("distinct weights of its steps, in order"),
     "update_count_min": _NUMBER.or_null("unknown"),
     "update_count_max": _NUMBER.or_null("unknown").says("least and greatest update count of its steps"),
-    "weights": Column("weights").or_null("all alike").added.says("of each run of steps"),
+    "weights": TableColumn("weights").or_null("all alike").added.says("of each run of steps"),
     "first": _FLAG.or_null().says("it holds the episode's first step"),
     "last": _FLAG.or_null().says("it holds (or closes after) the episode's last step"),
     "terminated": _FLAG.or_null("not ended here, or not said"),
@@ -178,7 +178,7 @@ _CHUNKS = {
     "shard": _NAME.says("key of the shard, in the archive of this file; must lie below `shards/` or `journal/`"),
     "member": _TEXT.says("name of the member: `zarr.json`, `<array>/zarr.json`, `<array>/c/<chunk>/0...`"),
     "array": _NAME.says("path of the array; empty for metadata"),
-    "chunk": Column("int32", -1).says("number of the chunk along axis 0, from 0 without gaps; -1 for metadata"),
+    "chunk": TableColumn("int32", -1).says("number of the chunk along axis 0, from 0 without gaps; -1 for metadata"),
     "rows": COUNT.says("rows of a chunk of this array (the last one may hold fewer); 0 for metadata"),
     "offset": COUNT,
     "size": COUNT.says("bytes [offset, offset + size) of the shard's object; directory: 0, of `<shard>/<member>`"),
@@ -201,7 +201,7 @@ _CHECKPOINTS = {
     "session": _NAME,
     "name": _TEXT.says("whose it is, what it is called"),
     "step": _NUMBER.says("the training step"),
-    "world_size": Column("int32", 1, MOST_RANKS).says("ranks of its world"),
+    "world_size": TableColumn("int32", 1, MOST_RANKS).says("ranks of its world"),
     "whole": _FLAG.says("all ranks are in it"),
     "replay_saved": _FLAG.says("buffers are in it"),
     "metrics": _TEXT.says("JSON value"),

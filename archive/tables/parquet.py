@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from archive.base import CorruptManifestError
-from archive.tables.declared import COUNT, TABLES, Column
+from archive.tables.declared import COUNT, TABLES, TableColumn
 from archive.tables.rows import from_columns, schema
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _corrupt(where: str, kind: str, what: str) -> CorruptManifestError:
     return CorruptManifestError(f"{where} has rows of the {kind} table {what}; run `archive verify`")
 
 
-def _lacking(table: pa.Table, name: str, column: Column, committed: bool) -> bool:
+def _lacking(table: pa.Table, name: str, column: TableColumn, committed: bool) -> bool:
     """True if there are nulls where there can be none."""
     import pyarrow.compute as pc
 
@@ -137,7 +137,7 @@ def _lacking(table: pa.Table, name: str, column: Column, committed: bool) -> boo
     return bool((table[name] if rows is None else table[name].filter(rows)).null_count)
 
 
-def _within(column: Column, values: pa.ChunkedArray) -> bool:
+def _within(column: TableColumn, values: pa.ChunkedArray) -> bool:
     """True if all numbers of a column are within its bounds."""
     import pyarrow.compute as pc
 

@@ -70,7 +70,7 @@ def merge(urls: Sequence[Any], to: Any, **how: Unpack[How]) -> Archive:
     progress: called with (shards there, shards) of each source.  storage_options, allow_bases: of all these archives,
     single_writer: of the target, as `archive.open` has them.
     """
-    target = _Destination(to, **how)
+    target = _Recipient(to, **how)
     given = [urls] if isinstance(urls, (str, Archive)) else urls
     sources = [target.source(url) for url in given]
     return _transfer([Outgoing(source, source.index.chains.rows) for source in sources], target)
@@ -78,7 +78,7 @@ def merge(urls: Sequence[Any], to: Any, **how: Unpack[How]) -> Archive:
 
 def split(url: Any, to: Any, count: int, **how: Unpack[How]) -> Archive:
     """Make the first `count` episodes of an archive visible in another; otherwise as merge, with its options."""
-    target = _Destination(to, **how)
+    target = _Recipient(to, **how)
     source = target.source(url)
     if not 0 < count <= len(source.episodes):
         raise UsageError(
@@ -91,7 +91,7 @@ def filter(url: Any, to: Any, **options: Any) -> Archive:
     """Make the episodes that meet the conditions (as `Episodes.filter` takes them) visible in another archive;
     otherwise as merge, with its options."""
     how: Any = {name: options.pop(name) for name in How.__annotations__ if name in options}
-    target = _Destination(to, **how)
+    target = _Recipient(to, **how)
     source = target.source(url)
     return _transfer([_of_episodes(source, source.episodes.filter(**options).numbers)], target)
 
@@ -105,7 +105,7 @@ def reshard(source: Archive, plan: Plan, to: Any, **how: Unpack[How]) -> Checkpo
     checkpoint = plan.checkpoint
     if not checkpoint.replay_saved:
         raise UsageError(f"checkpoint {checkpoint.name!r} was saved without its buffers: there is nothing to reshard")
-    present = _Destination(to, **how).present()
+    present = _Recipient(to, **how).present()
     if present is not None and checkpoint.run in present.head.runs:
         raise AlreadyExistsError(
             f"{present.url} has a run {checkpoint.run!r} already, which this would end; give an archive of its own"
@@ -141,7 +141,7 @@ def _of_episodes(source: Archive, chosen: Ints) -> Outgoing:
 
 
 @dataclass(frozen=True)
-class _Destination:
+class _Recipient:
     """Another archive, which need not be there yet, and how episodes get to it; see `merge`."""
 
     to: Any
@@ -179,7 +179,7 @@ class _Destination:
             self.progress(done, total)
 
 
-def _transfer(selections: Sequence[Outgoing], target: _Destination) -> Archive:
+def _transfer(selections: Sequence[Outgoing], target: _Recipient) -> Archive:
     """Make rows of some archives visible in another, which is made if it is not there; that archive as it is then."""
     present = target.present()
     _check_places(selections, target, present)
@@ -198,7 +198,7 @@ def _transfer(selections: Sequence[Outgoing], target: _Destination) -> Archive:
     return archive.refresh()
 
 
-def _check_places(selections: Sequence[Outgoing], target: _Destination, present: Archive | None) -> None:
+def _check_places(selections: Sequence[Outgoing], target: _Recipient, present: Archive | None) -> None:
     """Refuse what cannot work, before anything is written."""
     where = present.url if present else Storage.connect(target.to, target.storage_options).url
     for source in (s.archive for s in selections):

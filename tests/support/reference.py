@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 import click
 
 from archive.cli.commands import COMMANDS, main
-from archive.tables.declared import TABLES, Column
+from archive.tables.declared import TABLES, TableColumn
 from tests.support.documents import PAGES
 from tests.support.places import ROOT
 
@@ -95,7 +95,7 @@ def columns_of(kind: str) -> str:
     columns = TABLES[kind].columns
     nulls = any(column.absent != "never" for column in columns.values())
     head = ["column", "type", "meaning", "null"][: 3 + nulls]
-    rows, together = [head, ["---"] * len(head)], dict[str, Column]()
+    rows, together = [head, ["---"] * len(head)], dict[str, TableColumn]()
     for name, column in columns.items():
         together[name] = column
         if column.meaning:
@@ -107,7 +107,7 @@ def columns_of(kind: str) -> str:
     return "\n".join("|".join(["", *(f" {cell} " if cell != "---" else cell for cell in row), ""]) for row in rows)
 
 
-def _nulls(columns: Mapping[str, Column]) -> str:
+def _nulls(columns: Mapping[str, TableColumn]) -> str:
     """When these columns are null: each by its name, where they differ."""
     if len({column.absent for column in columns.values()}) == 1:
         return next(iter(columns.values())).absent
