@@ -5,28 +5,22 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from archive.base import ClosedError, UsageError, check_text, git_revision, logger, one_line, size
-from archive.checkpoint import (
-    Keep,
-    Pending,
-    Saver,
-    finish_at_exit,
-    watch,
-)
-from archive.committing import RowCommits
+from archive.checkpoint import Keep, Pending, Saver, finish_at_exit, fresh_rows, watch
 from archive.fields import Schema
 from archive.journal import Journal, JournalObjects
 from archive.journaled import Journaled
 from archive.ledger import Ledger, Ledgers
 from archive.maintain import check_newest
-from archive.manifest import Commit, CommitLog, Place, Resume, open_session
+from archive.manifest import Addition, Attempt, Change, Commit, CommitLog, Place, Resume, open_session
 from archive.observe import Operation, add, operation
-from archive.saved import next_sequence, rows_of
+from archive.saved import RankRows, next_sequence, rows_of
 from archive.shard import ShardWriter
 from archive.store import Storage
 from archive.write import (
@@ -42,6 +36,36 @@ from archive.write import (
     Written,
     imports,
 )
+
+
+class RowCommits:
+    """Commits of kind "commit", of one writer. `known_at`: the commit up to which the ids that there are were read; -1
+    if nobody asked for them."""
+
+    def __init__(self, log: CommitLog, place: Place) -> None:
+        self._log = log
+        self._place = place
+        self.known_at = -1
+
+    def known_ids(self) -> set[str]:
+        """The ids of all episodes that there are; others come to be known as they are committed."""
+        self.known_at = self._log.learn_ids().number
+        return self._log.ids.names
+
+    def commit(self, rows: RankRows, message: str | None) -> Commit:
+        """Make these rows visible, of which there are some."""
+        place, adds = self._place, partial(self._added, rows, message)
+        # The same rows have the same key: a repeated call finds what an earlier one made without knowing.
+        key = f"{place.session}/{place.rank}/rows-{rows.next_sequence - 1}"
+        who, ids_at = (place.run, place.session, place.rank), max(0, self.known_at)
+        return self._log.commit(key, Change("commit", adds, [place.newest], *who, ids_at))
+
+    def _added(self, rows: RankRows, message: str | None, parent: Commit, attempt: Attempt) -> Addition:
+        place = self._place
+        fresh, sequences = fresh_rows(parent, place, {place.rank: rows})
+        runs = parent.runs_with({place.run: replace(parent.runs[place.run], sequences=sequences)})
+        return fresh._asdict(), {"runs": runs, "message": message}
+
 
 MAIN_BUFFER = "replay"
 

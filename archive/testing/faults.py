@@ -7,15 +7,114 @@ assert fault.hits
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from archive.store import around
-from archive.store.drivers import Driver
-from archive.testing.faulty import FaultyDriver
-from archive.testing.injections import KINDS, Injection
+from archive.store.drivers import Buffer, DelegatingDriver, Driver
+from archive.testing.injections import KINDS, OF_BYTES, Injection
 from archive.testing.roots import is_within, url_of
+
+T = TypeVar("T")
+
+
+class ThrottledError(Exception):
+    """What S3 answers with 503, as botocore has it."""
+
+    response: dict[str, Any] = {  # noqa: RUF012 (never written to)
+        "Error": {"Code": "SlowDown", "Message": "Please reduce your request rate (injected)"},
+        "ResponseMetadata": {"HTTPStatusCode": 503},
+    }
+
+
+_BEFORE: dict[str, Callable[[], Exception]] = {
+    "fail": lambda: OSError(errno.EIO, "injected: the store failed"),
+    "deny": lambda: PermissionError(errno.EACCES, "injected: refused"),
+    "full": lambda: OSError(errno.ENOSPC, "injected: no space left"),
+    "vanish": lambda: FileNotFoundError(errno.ENOENT, "injected: not there"),
+    "reset": lambda: ConnectionRefusedError(errno.ECONNREFUSED, "injected: the connection broke before it was sent"),
+    "throttle": lambda: ThrottledError("injected: SlowDown"),
+}
+
+
+class FaultyDriver(DelegatingDriver):
+    """Another driver. Whatever reads several ranges, or into memory of the caller's, goes through `get`."""
+
+    def __init__(self, inner: Driver, injection: Injection) -> None:
+        super().__init__(inner)
+        self._injection = injection
+
+    @property
+    def ranging(self) -> None:
+        return None
+
+    @property
+    def scattering(self) -> None:
+        return None
+
+    def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> Buffer:
+        strikes = self._injection.strikes("get", key)
+        data = self._sent(strikes, lambda: self._inner.get(key, start, stop, timeout_s), timeout_s)
+        return _changed(data, self._injection) if strikes else data
+
+    def stream(self, key: str, start: int, stop: int, take: Callable[[Buffer], None], timeout_s: float) -> None:
+        take(self.get(key, start, stop, timeout_s))
+
+    def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        strikes = self._injection.strikes("put", key)
+        kept = [_changed(b"".join(parts), self._injection)] if strikes else parts
+        self._sent(strikes, lambda: self._inner.put(key, kept, timeout_s), timeout_s)
+
+    def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        creating = self._inner.creating
+        assert creating is not None
+        strikes = self._injection.strikes("create", key)
+        kept = [_changed(b"".join(parts), self._injection)] if strikes else parts
+        self._sent(strikes, lambda: creating.create(key, kept, timeout_s), timeout_s)
+
+    def _ask(self, verb: str, key: str, call: Callable[[Driver], T], timeout_s: float) -> T:
+        return self._sent(self._injection.strikes(verb, key), lambda: call(self._inner), timeout_s)
+
+    def _sent(self, strikes: bool, send: Callable[[], T], timeout_s: float) -> T:
+        """Do what is asked, and what the injection does to it."""
+        what = self._injection.what
+        if not strikes or what in OF_BYTES:
+            return send()
+        if isinstance(what, Exception):
+            raise what
+        if what in _BEFORE:
+            raise _BEFORE[what]()
+        if what == "delay":
+            _wait(self._injection.seconds, timeout_s)
+        answer = send()
+        if what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "lose_answer":
+            raise ConnectionResetError(errno.ECONNRESET, "injected: the answer was lost")
+        return answer
+
+
+def _wait(seconds: float, timeout_s: float) -> None:
+    """As long as a client waits that has a time-out."""
+    time.sleep(min(seconds, timeout_s))
+    if seconds > timeout_s:
+        raise TimeoutError(errno.ETIMEDOUT, "injected: no answer in time")
+
+
+def _changed(data: Buffer, injection: Injection) -> Buffer:
+    """The bytes as they are after the fault: others only for those that are of bytes."""
+    if injection.what == "truncate":
+        return data[: len(data) // 2 if injection.keep is None else injection.keep]
+    if injection.what == "corrupt" and len(data):
+        middle = len(data) // 2
+        return bytes(data[:middle]) + bytes([data[middle] ^ 1]) + bytes(data[middle + 1 :])
+    return data
+
 
 __all__ = ["KINDS", "Injection", "at"]
 

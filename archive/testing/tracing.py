@@ -3,15 +3,113 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from archive.store import around
-from archive.store.drivers import Driver
+from archive.store.drivers import Buffer, DelegatingDriver, Driver, GetRanges, Scatter
 from archive.testing.roots import is_within, url_of
-from archive.testing.traced import Begin, Spans, TracedDriver
 from archive.testing.traces import Trace, Traced
+
+T = TypeVar("T")
+Spans = Sequence[tuple[int, int | None]]
+Begin = Callable[[str, str, Spans], list[Traced]]  # a verb, a key, the ranges that are asked for: rows of the trace
+
+
+class TracedDriver(DelegatingDriver):
+    """Another driver; `begin` makes the rows of a request, which are filled once it is answered."""
+
+    def __init__(self, inner: Driver, begin: Begin) -> None:
+        super().__init__(inner)
+        self._begin = begin
+
+    @contextmanager
+    def _noted(self, verb: str, key: str, spans: Spans = ()) -> Iterator[list[Traced]]:
+        rows, started = self._begin(verb, key, spans), time.perf_counter()
+        try:
+            yield rows
+        except BaseException as error:
+            for row in rows:
+                row.error = type(error).__name__
+            raise
+        finally:
+            for row in rows:
+                row.seconds = time.perf_counter() - started
+
+    @property
+    def ranging(self) -> GetRanges | None:
+        return self if self._inner.ranging is not None else None
+
+    @property
+    def scattering(self) -> Scatter | None:
+        return self if self._inner.scattering is not None else None
+
+    def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> Buffer:
+        with self._noted("get", key, [(start, stop)]) as (row,):
+            data = self._inner.get(key, start, stop, timeout_s)
+            row.bytes_in = len(data)
+            return data
+
+    def get_ranges(self, key: str, spans: Sequence[tuple[int, int]], timeout_s: float) -> Sequence[bytes]:
+        assert self._inner.ranging is not None
+        asked = [span for span in spans if span[1] > span[0]]  # for others nothing is sent
+        with self._noted("get", key, asked) as rows:
+            found = self._inner.ranging.get_ranges(key, spans, timeout_s)
+            _came(rows, found)
+            return found
+
+    def get_ranges_into(
+        self, key: str, starts: Sequence[int], rooms: Sequence[memoryview], timeout_s: float
+    ) -> Sequence[memoryview]:
+        assert self._inner.ranging is not None
+        asked = [(start, start + len(room)) for start, room in zip(starts, rooms, strict=True) if len(room)]
+        with self._noted("get", key, asked) as rows:
+            found = self._inner.ranging.get_ranges_into(key, starts, rooms, timeout_s)
+            _came(rows, found)
+            return found
+
+    def scatter(self, key: str, start: int, rooms: Sequence[memoryview], timeout_s: float) -> int:
+        assert self._inner.scattering is not None
+        with self._noted("get", key, [(start, start + sum(map(len, rooms)))]) as (row,):
+            row.bytes_in = self._inner.scattering.scatter(key, start, rooms, timeout_s)
+            return row.bytes_in
+
+    def stream(self, key: str, start: int, stop: int, take: Callable[[Buffer], None], timeout_s: float) -> None:
+        with self._noted("get", key, [(start, stop)]) as (row,):
+
+            def counted(piece: Buffer) -> None:
+                row.bytes_in += len(piece)
+                take(piece)
+
+            self._inner.stream(key, start, stop, counted, timeout_s)
+
+    def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        with self._noted("put", key) as (row,):
+            row.bytes_out = sum(map(len, parts))
+            self._inner.put(key, parts, timeout_s)
+
+    def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        assert self._inner.creating is not None
+        with self._noted("create", key) as (row,):
+            row.bytes_out = sum(map(len, parts))
+            self._inner.creating.create(key, parts, timeout_s)
+
+    def list(self, prefix: str, timeout_s: float) -> tuple[list[str], int]:
+        with self._noted("list", prefix):
+            names, requests = self._inner.list(prefix, timeout_s)
+        for _ in range(requests - 1):  # the pages behind the first
+            self._begin("list", prefix, ())
+        return names, requests
+
+    def _ask(self, verb: str, key: str, call: Callable[[Driver], T], timeout_s: float) -> T:
+        with self._noted(verb, key):
+            return call(self._inner)
+
+
+def _came(rows: Sequence[Traced], found: Sequence[Buffer]) -> None:
+    for row, data in zip(rows, (one for one in found if len(one)), strict=False):
+        row.bytes_in = len(data)
 
 
 @contextmanager

@@ -66,7 +66,7 @@ def lived(count: int) -> list[tuple[int, int, int]]:
     return [*out, (0, len(size[0]), 0)]
 
 
-def test_opening_and_committing_take_as_much_with_ten_thousand_runs_as_with_a_hundred() -> None:
+def test_opening_and_writer_take_as_much_with_ten_thousand_runs_as_with_a_hundred() -> None:
     for few, many in zip(lived(100), lived(10_000), strict=True):
         assert many[0] <= few[0] + 1
         assert many[1] <= few[1] + 8_000

@@ -12,7 +12,7 @@ import pytest
 import archive
 from archive.base import NotFoundError, UsageError
 from archive.view import answers
-from archive.view.answers import Shown, orders
+from archive.view.answers import Shown, listings
 from tests.support.shown import ask, looked_at
 
 
@@ -132,7 +132,7 @@ def test_orders_are_those_of_arrow(seed: int) -> None:
     )
     for column in (floats, floats.fill_null(3.0), texts, texts.dictionary_encode()):
         plain = column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
-        found, known = orders.ascending(pa.chunked_array([column]))
+        found, known = listings.ascending(pa.chunked_array([column]))
         assert found.tolist() == pc.array_sort_indices(plain).to_pylist()
         assert known == count - plain.null_count
 

@@ -4,19 +4,53 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from archive.arrays import Ints
 from archive.base import IntegrityError, NotFoundError, UsageError, cached_property
 from archive.fields import Bools, Objects
 from archive.manifest import METADATA_COLUMN
-from archive.view.answers import orders
 
 if TYPE_CHECKING:
     from archive import Commit, Episodes
+
+
+def ascending(column: pa.ChunkedArray) -> tuple[Ints, int]:
+    """Places of the values in ascending order, equal ones as they come, those without a value (or NaN) last; and how
+    many have one. TypeError for lists, which have no order."""
+    whole = column.combine_chunks()
+    if pa.types.is_nested(whole.type):
+        raise TypeError(f"a column of {whole.type} has no order")
+    if pa.types.is_dictionary(whole.type):
+        whole = _ranks(whole)
+    if pa.types.is_floating(whole.type):
+        whole = pc.if_else(pc.is_nan(whole), pa.scalar(None, whole.type), whole)
+    if pa.types.is_floating(whole.type) and not whole.null_count:
+        return _of_numbers(whole.to_numpy()), len(whole)
+    return pc.array_sort_indices(whole).to_numpy().astype(np.int32), len(whole) - whole.null_count
+
+
+def _ranks(column: pa.DictionaryArray) -> pa.Array:
+    """Numbers that compare as the few distinct values do, which are put in order apart."""
+    rank = pc.rank(column.dictionary.cast(pa.string()), tiebreaker="dense")
+    return rank.cast(pa.int64()).take(column.indices)
+
+
+def _of_numbers(values: np.ndarray[Any, Any]) -> Ints:
+    """As Arrow does it, in a quarter of the time for a million random ones: two sorts that are not stable, the second
+    of which puts equal values as they come."""
+    order = np.argsort(values)
+    ordered = values[order]
+    run = np.zeros(len(values), np.int64)
+    np.cumsum(ordered[1:] != ordered[:-1], out=run[1:])
+    packed = run * max(len(values), 1) + order
+    packed.sort()
+    return (packed % max(len(values), 1)).astype(np.int32)
+
 
 LOOKED_AT = 2000  # episodes whose metadata is looked into for its names
 LONGEST = 500  # characters of such a name
@@ -86,7 +120,7 @@ class Listing:
         with self._busy:  # who comes second waits, rather than sorting a million beside the first
             if name not in self._orders:
                 try:
-                    self._orders[name] = orders.ascending(self.column(name))
+                    self._orders[name] = ascending(self.column(name))
                 except TypeError as e:
                     raise UsageError(f"episodes have no order by {name}: {e}") from e
         return self._orders[name]

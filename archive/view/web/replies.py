@@ -8,10 +8,46 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from archive.base import one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+LONGEST = 2000  # characters of a text in a table; names are shorter
+
+
+def plain_columns(table: pa.Table) -> pa.Table:
+    """The table with columns of double, bool and utf8 alone; of long texts the beginning."""
+    return pa.table({name: _short(_plain(table[name])) for name in table.column_names})
+
+
+def _short(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if column.type != pa.string() or (pc.max(pc.binary_length(column)).as_py() or 0) <= LONGEST:
+        return column
+    return pc.utf8_slice_codeunits(column, 0, LONGEST)
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column, kind = column.cast(kind.value_type), kind.value_type
+    if pa.types.is_boolean(kind) or kind == pa.string():
+        return column
+    if pa.types.is_large_string(kind):
+        return column.cast(pa.string())
+    if pa.types.is_timestamp(kind):
+        return pc.divide(column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()).cast(pa.float64()), 1e6)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return column.cast(pa.float64(), safe=False)
+    return pa.chunked_array([pa.array([_text(value) for value in column.to_pylist()], pa.string())])
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else json.dumps(value, default=str)
+
 
 JSON = "application/json"
 ARROW = "application/vnd.apache.arrow.stream"
@@ -30,7 +66,7 @@ class Reply:
 
 def json_reply(document: Any, status: int = 200) -> Reply:
     """A JSON document; numbers that JSON has none of become the texts "NaN", "Infinity" and "-Infinity"."""
-    return Reply(json.dumps(_plain(document), allow_nan=False, default=str).encode(), status=status)
+    return Reply(json.dumps(_as_json(document), allow_nan=False, default=str).encode(), status=status)
 
 
 def arrow_reply(table: pa.Table, **facts: Any) -> Reply:
@@ -40,7 +76,7 @@ def arrow_reply(table: pa.Table, **facts: Any) -> Reply:
     """
     import pyarrow as pa
 
-    from archive.view.web.columns import plain_columns
+    from archive.view.web.replies import plain_columns
 
     sink = pa.BufferOutputStream()
     flat = plain_columns(table)
@@ -61,14 +97,14 @@ def text_reply(text: str, kind: str = "text/plain; charset=utf-8", status: int =
 
 def _headers(facts: Mapping[str, Any]) -> dict[str, str]:
     """Facts as JSON in ASCII, which is all that headers may have."""
-    return {name: one_line(json.dumps(_plain(value), allow_nan=False)) for name, value in facts.items()}
+    return {name: one_line(json.dumps(_as_json(value), allow_nan=False)) for name, value in facts.items()}
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _as_json(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [_as_json(one) for one in value]
     return value
