@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import archive
+from archive.adapters.rlinf.buffer.contents import Slab
 from archive.adapters.rlinf.buffer.flatten import Rows
-from archive.adapters.rlinf.buffer.slab import Slab
 from archive.base.errors import NotFoundError, UsageError
 from archive.buffers import TrajectoryReplayBuffer
 from tests.support.backends import make_backend
