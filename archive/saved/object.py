@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self
 import numpy as np
 
 from archive import tables
-from archive.base import ByteRange, CorruptStateError, IntegrityError, MissingObjectError, cached_property
+from archive.base import ByteRange, CorruptStateError, IntegrityError, MissingObjectError, UsageError, cached_property
 from archive.fields import dtypes
 from archive.fields.state import trees
 from archive.manifest import ArrayChunks, ShardIndex, tablefiles
@@ -220,13 +220,13 @@ class Part(SavedObject[PartIndex]):
             return {}
         self._check_there(wanted)
         runs = {name: tuple(np.array(pairs, np.int64).reshape(-1, 2).T) for name, pairs in wanted.items()}
-        reads = self.arrays_index.plan(runs)  # type: ignore[arg-type]
         try:
+            reads = self.arrays_index.plan(runs)  # type: ignore[arg-type]
             blocks = self._get(reads.requests)
             chunks = members_of(self.key, reads, blocks, lambda: "this rank's state")
             view = ShardView(bytes(chunks.pop(_METADATA)))
             return {name: view.read_many(name, pairs, chunks) for name, pairs in wanted.items()}
-        except IntegrityError as e:
+        except (IntegrityError, UsageError) as e:  # or its index says of more rows than there are
             with self._told():
                 raise CorruptStateError(f"the state in {self.where} is damaged: {e}") from e
 
