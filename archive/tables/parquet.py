@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _MOST_ROWS = 1 << 20  # of a row group, as Arrow writes them; this library writes fewer
 _SMALL_BYTES, _MOST_TIMES = 1 << 28, 1 << 10  # of a table in any case, and for each byte of its file
 _PIECE_BYTES = 1 << 26
+_BATCH_BYTES = 1 << 24  # of texts that are decoded before they are counted
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8, "INT96": 12}
 _DICTIONARY_PAGE = 2
 _PLAIN, _PLAIN_DICTIONARY, _DELTA_LENGTH, _DELTA, _RLE_DICTIONARY = 0, 2, 6, 7, 8  # how texts are encoded
@@ -203,7 +204,7 @@ def _read(file: Any, data: Any, names: Sequence[str], where: str, *, use_threads
     table = file.read(columns=[name for name in names if name not in pages], use_threads=use_threads)
     for name, page in pages.items():
         parts = []
-        for part in file.iter_batches(batch_size=max(1, _PIECE_BYTES // page), columns=[name], use_threads=False):
+        for part in file.iter_batches(batch_size=max(1, _BATCH_BYTES // page), columns=[name], use_threads=False):
             parts.append(part)
             total += part.nbytes
             if total > most:

@@ -66,10 +66,11 @@ def segment_rows(first: int, count: int, total: int) -> Any:
 def fill(url: str, episodes: int, commits: int) -> None:
     """An archive whose manifest was written and folded commit by commit, by the code that does it."""
     import archive
-    from archive.manifest import Change, CommitLog, commits
+    from archive.manifest import Change, CommitLog
+    from archive.manifest.commits import newest
 
     arc = archive.create(url)
-    log = CommitLog(arc.storage, arc.id, commits.newest(arc.storage))
+    log = CommitLog(arc.storage, arc.id, newest(arc.storage))
     per = episodes // commits
     for i in range(commits):
         rows = segment_rows(i * per, per, episodes)

@@ -15,7 +15,9 @@ from archive.adapters.alf import FIRST, LAST, PRIORITY, Rebuilt, Target, path_by
 from archive.adapters.exchange.read import Transitions
 from archive.arrays import run_heads, since_head
 from archive.base import CapacityError, FieldError, cached_property
+from archive.checkpoint import MAIN_BUFFER
 from archive.fields import Array, Path, dtypes, unflatten
+from archive.steps import Steps
 
 MID = 1
 
@@ -46,7 +48,9 @@ class _Dealt:
     state = None  # nothing is known but the episodes, and nothing was dropped
     source_states: ClassVar[dict[int, Any]] = {}
     rules = SimpleNamespace(unfinished="close")
-    dropped = SimpleNamespace(**dict.fromkeys(("reason", "unit", "lo", "hi"), np.zeros(0, np.int64)))
+    name = MAIN_BUFFER
+    plan = SimpleNamespace(dropped_of=lambda buffer: {})
+    dropped = Steps(*[np.zeros(0, np.int64)] * 3)
 
     @cached_property
     def layout(self) -> Any:
