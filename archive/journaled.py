@@ -98,7 +98,7 @@ class Journaled(Buffer):
                 self._send()
 
     def _journal_the_rest(self) -> None:
-        """As there will be no commit of it."""
+        """Journal what is pending, as there will be no commit of it."""
         if self._journal is not None and not self._closed and not self._changes.broken:
             with self._changes.lock:
                 self._journal.finish()
@@ -119,7 +119,7 @@ class Journaled(Buffer):
             )  # fmt: skip
 
     def _tick(self) -> None:
-        """By the journal's thread."""
+        """Send off what is pending, called by the journal's thread."""
         with self._changes.lock:
             if self._journal is not None and not self._closed:
                 self._journal.in_background()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Replayed(NamedTuple):
-    """What the trainer took at one step: when, the keys of the ledger, and their episodes, to be read."""
+    """The rollouts that the trainer took at one step: when, the keys of the ledger, and their episodes, to be read."""
 
     step: int
     at: datetime
@@ -50,7 +50,7 @@ class Replay:
         return Replayed(batch.step, batch.at, batch.keys, self._every[self._places(batch.episodes)])
 
     def _places(self, names: Sequence[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Where these episodes stand among all; NotFoundError if one is gone."""
+        """The places of these episodes among all; NotFoundError if one is gone."""
         import pyarrow as pa
         import pyarrow.compute as pc
 

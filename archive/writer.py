@@ -162,7 +162,7 @@ class Writer(Journaled):
 
     @property
     def archive_id(self) -> str:
-        """Which archive it writes to."""
+        """The id of the archive that it writes to."""
         return self._log.archive_id
 
     def flush(self) -> None:

@@ -138,7 +138,7 @@ class Pieces:
 
     @classmethod
     def whole(cls, array: Array) -> Pieces:
-        """All rows in one piece."""
+        """Pieces of one array that has all rows."""
         return cls(np.zeros(1, np.int64), [array])
 
     @classmethod
@@ -158,7 +158,7 @@ class Pieces:
         return Pieces(self.first, [convert(array) for array in self.arrays])
 
     def of(self, rows: Ints) -> Ints:
-        """Which piece each row lies in."""
+        """The number of the piece that has each row."""
         if len(self.first) == 1:
             return np.zeros(len(rows), np.int64)
         return group_of(self.first, rows)
@@ -177,7 +177,7 @@ class Pieces:
         return [self.arrays[p][a:b] for p, a, b in zip(piece.tolist(), start.tolist(), stop.tolist(), strict=True)]
 
     def joined(self) -> Array:
-        """All rows as one array; a copy unless there is one piece."""
+        """The rows as one array; a copy unless there is one piece."""
         return self.arrays[0] if len(self.arrays) == 1 else np.concatenate(self.arrays)
 
 

@@ -90,7 +90,7 @@ def fresh_rows(parent: Commit, place: Place, rows: Mapping[int, RankRows]) -> tu
 
 
 def _fresh(rows: RankRows, done: int) -> RankRows:
-    """Those numbered from `done` on, and the chunks of their shards."""
+    """The rows numbered from `done` on, and the chunks of their shards."""
     import pyarrow.compute as pc
 
     segments, ledger = (
@@ -104,7 +104,7 @@ def _fresh(rows: RankRows, done: int) -> RankRows:
 def _record(
     joint: Joint, parts: Sequence[Part], parent: Commit, sequences: Mapping[int, int], *, partial: bool
 ) -> CheckpointRecord:
-    """What the commit says of the checkpoint itself; the rest is in the staged objects."""
+    """The words of the commit about the checkpoint itself; the rest is in the staged objects."""
     indexes = [part.index for part in parts]
     world_size, latest = joint.place.world_size, parent.runs[joint.place.run].latest
     last_whole = None if latest is None else latest.commit
@@ -141,7 +141,7 @@ def _borrowed(parts: Sequence[Part]) -> tuple[str, ...]:
 
 
 def _totals(indexes: Sequence[PartIndex]) -> dict[str, BufferTotals]:
-    """Each buffer, over all ranks."""
+    """The totals of each buffer, over all ranks."""
     out: dict[str, BufferTotals] = {}
     for index in indexes:
         for name, buffer in index.buffers.items():
@@ -152,7 +152,7 @@ def _totals(indexes: Sequence[PartIndex]) -> dict[str, BufferTotals]:
 
 
 def _discarded(indexes: Sequence[PartIndex]) -> dict[str, Discarded]:
-    """What the ranks left out, by reason."""
+    """The counts of what the ranks left out, by reason."""
     out: dict[str, Discarded] = {}
     for index in indexes:
         for buffer in index.buffers.values():
@@ -248,7 +248,7 @@ def commit_present(log: CommitLog, joint: Joint, staged: dict[int, Part]) -> Com
 
 
 def _absent(storage: Storage, joint: Joint) -> list[int]:
-    """Who has not staged, by one listing: good enough to tell people, not to decide by."""
+    """The ranks that have not staged, by one listing: good enough to tell people, not to decide by."""
     place = joint.place
     keys = [layout.state_key(place.session, joint.name, rank) for rank in range(place.world_size)]
     folder = keys[0].rpartition("/")[0]
@@ -316,7 +316,7 @@ def commit_recovered(
 
 
 def _check_agree(joint: Joint, parts: Sequence[Part]) -> None:
-    """All ranks must mean the same checkpoint."""
+    """Refuse parts of ranks that do not mean the same checkpoint."""
     for key in ("step", "world_size", "run", "replay_saved"):
         values = {f.index.rank: getattr(f.index, key) for f in parts}
         if len(set(values.values())) > 1:

@@ -178,7 +178,7 @@ class Checkpoints:
 
 
 def _candidate(row: Mapping[str, Any], clock: Clock) -> Candidate:
-    """What a policy asks of the checkpoint of a row."""
+    """The facts that a policy asks of the checkpoint of a row."""
     metrics = jsontree.loads(row["metrics"])
     if not isinstance(metrics, dict) or not all(isinstance(value, (int, float)) for value in metrics.values()):
         raise CorruptManifestError(
@@ -214,7 +214,7 @@ class Run:
 
     @property
     def archived(self) -> Episodes:
-        """All episodes of the archive, which those that it went on with are among."""
+        """The episodes of the archive; those that it went on with are among them."""
         return self._written
 
     @property
@@ -223,7 +223,7 @@ class Run:
         return names(self._every._storage, self._every._head)
 
     def ledger(self, name: str) -> LedgerView:
-        """What has become of prompts, as its newest session sees it."""
+        """The view of the ledger that its newest session has of prompts."""
         return of_run(self._every._storage, self._every._head, name, self.name)
 
     @cached_property
@@ -259,7 +259,7 @@ class Run:
         }  # fmt: skip
 
     def plot(self, ax: Any = None, label: str | None = None) -> Any:
-        """As `episodes.plot`, labelled with its name."""
+        """Plot its episodes as `episodes.plot` does, labelled with its name."""
         return self.episodes.plot(ax, self.name if label is None else label)
 
     def _repr_html_(self) -> str:
@@ -285,7 +285,7 @@ class Runs(Mapping[str, Run]):
 
     @cached_property
     def _names(self) -> list[str]:
-        """Those that a commit names, and those whose episodes came along from another archive."""
+        """The runs that a commit names, and those whose episodes came along from another archive."""
         written = self._index.column("run").unique().to_pylist()
         return list(dict.fromkeys([*self._head.runs, *sorted(n for n in written if n is not None)]))
 

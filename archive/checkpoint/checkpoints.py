@@ -86,7 +86,7 @@ class Checkpoint:
 
     @property
     def archive_id(self) -> str:
-        """Which archive it is of."""
+        """The id of its archive."""
         return self.commit.archive
 
     @property
@@ -183,7 +183,7 @@ class Checkpoint:
 
     @property
     def unconsumed(self) -> list[Any]:
-        """What was drawn but not trained on, over all ranks in order."""
+        """The prompts that were drawn but not trained on, over all ranks in order."""
         out: list[Any] = []
         for rank in self.ranks:
             if self.staged(rank).has(UNCONSUMED):
@@ -197,7 +197,7 @@ class Checkpoint:
         return self.file(column).column_rows(column, [(0, column.rows)])[0]
 
     def column_ref(self, name: str, rank: int, buffer: str = MAIN_BUFFER) -> ColumnRef:
-        """Where a column of one rank lies; NotFoundError if it has none of this name."""
+        """The place of a column of one rank; NotFoundError if it has none of this name."""
         known = self.staged(rank).index.columns.get(buffer, {})
         if name not in known:
             raise NotFoundError(
@@ -250,7 +250,7 @@ class Checkpoint:
 
     @property
     def whole_index(self) -> EpisodeIndex:
-        """All episodes that its tables hold."""
+        """The episodes that its tables hold."""
         return self.steps_held.whole_index
 
     @property
@@ -260,7 +260,7 @@ class Checkpoint:
 
     @property
     def located(self) -> Steps:
-        """Where the live steps lie, in live order."""
+        """The places of the live steps, in live order."""
         return self.steps_held.located
 
     @property
@@ -303,7 +303,7 @@ class Checkpoint:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What it is, for people."""
+        """The facts about it, for people."""
         missing = self.missing_ranks
         return {
             "name": self.name, "step": self.step, "run": self.run, "session": self.session, "commit": self.number,

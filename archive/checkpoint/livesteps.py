@@ -34,7 +34,7 @@ Branch = tuple[str, Sequences | None]  # a session, and how far each of its rank
 
 
 class LiveSteps:
-    """What is live in a checkpoint, in the tables that serve it."""
+    """The live steps of a checkpoint, in the tables that serve it."""
 
     def __init__(self, whole: Snapshot, commit: Commit) -> None:
         """whole: the segments table that it is read with; commit: its own."""
@@ -94,7 +94,7 @@ class LiveSteps:
 
     @cached_property
     def located(self) -> Steps:
-        """Where the live steps lie, in live order, in the rows of `index`."""
+        """The places of the live steps, in live order, in the rows of `index`."""
         if self.index is self.whole_index:
             return self._located_in_whole
         return tables.locate(self.live, self.index.snapshot.columns(tables.LOCATING))

@@ -162,7 +162,7 @@ Progress = Callable[[dict[str, Any]], None]
 
 
 def on_terminal(world_rank: int) -> Progress | None:
-    """What draws the bar, on rank 0 of a job that somebody watches; None elsewhere."""
+    """The function that draws the bar, on rank 0 of a job that somebody watches; None elsewhere."""
     if world_rank != 0 or not sys.stderr.isatty():
         return None
     return Bar()

@@ -156,7 +156,7 @@ def _agree() -> bool:
 
 
 def _any_rank(group: Any, *here: bool) -> list[bool]:
-    """Of each flag, whether a rank has it."""
+    """For each flag, true if a rank has it."""
     import importlib
 
     torch = importlib.import_module("torch")
@@ -356,7 +356,7 @@ def save_on_crash(save: Callable[[str], Pending | None], *, timeout_s: float = 1
 
 
 def install_excepthook(save: Callable[[str], Pending | None], *, timeout_s: float = 120.0) -> None:
-    """As `save_on_crash`, for errors that nobody catches."""
+    """Do what `save_on_crash` does for errors that nobody catches."""
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:

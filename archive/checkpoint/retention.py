@@ -48,7 +48,7 @@ class Keep:
 
     @property
     def rule(self) -> KeepRule:
-        """As a commit has it."""
+        """The policy as a commit has it."""
         metric, direction, count = self._best_of
         best: Any = None if self.best is None else (metric, direction)  # the direction was checked
         within_s = None if self.within is None else _seconds(self.within)
@@ -56,7 +56,7 @@ class Keep:
 
     @classmethod
     def of(cls, rule: KeepRule | None) -> Self:
-        """What a commit says of a run; without a rule all are retained."""
+        """The policy that a commit names for a run; without a rule all are retained."""
         if rule is None:
             return cls()
         best: Any = rule.best if rule.best is None or rule.best_count is None else (*rule.best, rule.best_count)
@@ -151,7 +151,7 @@ def _checked_best(given: Any) -> Any:
 
 
 def _seconds(within: Any) -> int:
-    """What a time such as "7d" is in seconds."""
+    """The seconds of a time such as "7d"."""
     found = int(seconds_of(within, "keep.within"))
     if found < 1:
         raise UsageError(f"keep.within={within!r}: give a time of a second or more, such as '7d'")

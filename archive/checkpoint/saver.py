@@ -234,7 +234,7 @@ def _json(value: Any, where: str) -> str | None:
 
 
 class Finishing(Protocol):
-    """What has work under way when the interpreter ends."""
+    """A saver that has work under way when the interpreter ends."""
 
     def settle_at_exit(self) -> None: ...
     def tell_at_exit(self) -> None: ...

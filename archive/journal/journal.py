@@ -130,7 +130,7 @@ class Journal:
 
     @property
     def durable(self) -> Durable:
-        """How far it is durable now; with the writer's lock held."""
+        """The extent to which it is durable now; with the writer's lock held."""
         self._settle()
         behind = self.seconds_behind
         collected = sum(buffer.pending_bytes for buffer in self._buffers.values())

@@ -122,7 +122,7 @@ def _name(base: RecoveryBase) -> str:
 
 
 def _check_same(run: str, entry: RunEntry, parent: Commit) -> None:
-    """What the tails were added to must still be the newest."""
+    """Refuse a commit after which what the tails were added to is no longer the newest."""
     now = parent.runs[run]
     if now.journal != entry.journal or _commits(now) != _commits(entry):
         raise _MovedError
@@ -221,7 +221,7 @@ class RecoveryBase:
         return None if part is None else part.index.progress
 
     def unconsumed(self, rank: int) -> str | None:
-        """What a rank had drawn and not trained on."""
+        """The prompts that a rank had drawn and not trained on."""
         part = _part(self.about, rank)
         return part.files([UNCONSUMED])[0].decode() if part is not None and part.has(UNCONSUMED) else None
 

@@ -58,23 +58,23 @@ class RankTail:
 
     @property
     def objects(self) -> int:
-        """How many it has."""
+        """The number of its objects."""
         return self.next - self.start
 
     @property
     def ledger(self) -> int:
-        """How many rows of ledgers."""
+        """The number of its rows of ledgers."""
         return int(self.held.table("ledger").num_rows)
 
     def to_json(self) -> dict[str, Any]:
-        """What it has, in numbers."""
+        """The facts about it as JSON."""
         names = ("rank", "start", "next", "objects", "steps", "episodes", "ledger", "bytes", "ended", "why")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """All ranks' tails together."""
+    """The counts of all ranks' tails together."""
 
     objects: int
     steps: int
@@ -93,19 +93,19 @@ class Tails:
 
     @property
     def total(self) -> Total:
-        """All ranks together; an episode that several ranks have counts for each."""
+        """The counts over all ranks; an episode that several ranks have counts for each."""
         return Total(*(sum(getattr(one, name) for one in self.ranks) for name in Total.__slots__))
 
     @property
     def damaged(self) -> tuple[RankTail, ...]:
-        """Those that end where something lies that cannot be taken."""
+        """The tails that end where something is that cannot be taken."""
         return tuple(one for one in self.ranks if one.ended == DAMAGED)
 
     def __bool__(self) -> bool:
         return any(one.objects for one in self.ranks)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as one JSON object."""
+        """The tails as one JSON object."""
         ranks = [one.to_json() for one in self.ranks]
         return {"run": self.run, "session": self.session, "ranks": ranks, "total": asdict(self.total)}
 
@@ -148,7 +148,7 @@ def read(storage: Storage, head: Commit, run: str) -> dict[int, RankTail]:
 
 
 class _Room:
-    """What may be under way at once, over all ranks."""
+    """Room for what may be under way at once, over all ranks."""
 
     def __init__(self) -> None:
         self._taken = 0
@@ -191,7 +191,7 @@ class _TailReader:
         self._looked_for = head.number  # commits up to this one are there
 
     def read(self) -> RankTail:
-        """All of it."""
+        """Read it to its end."""
         while True:
             number = self._start + self._found
             ahead = min(1 + self._found // _ONE_MORE_EVERY, MAX_AHEAD, max(1, _ROOM_BYTES // 8 // self._largest))

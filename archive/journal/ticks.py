@@ -70,7 +70,7 @@ def _path(buffer: str, name: str) -> str:
 
 
 class Saying:
-    """What was said since the last tick. Calls are serialised by the writer's lock."""
+    """The changes since the last tick. Calls are serialised by the writer's lock."""
 
     def __init__(self) -> None:
         self._columns: dict[Name, dict[str, Values]] = {}
@@ -79,7 +79,7 @@ class Saying:
         self._live: pa.Table | None = None
 
     def mark(self) -> Any:
-        """All that a call may change, as it is: values that are replaced, and never changed."""
+        """The state that a call may change: values that are replaced, and never changed."""
         return self._columns, self._attributes, self._progress, self._live
 
     def cut_back(self, mark: Any) -> None:
@@ -122,11 +122,11 @@ class Saying:
         self._progress = text
 
     def live(self, rows: pa.Table) -> None:
-        """What a resumed rank began with."""
+        """Take the live rows that a resumed rank began with."""
         self._live = rows
 
     def take(self, gone: Mapping[str, tuple[Stretch, ...]]) -> Said:
-        """All of it, and what is gone; the next tick begins anew."""
+        """The changes, and what is gone; the next tick begins anew."""
         said = Said(gone, self._live, self._columns, self._attributes, self._progress)
         self._columns, self._attributes, self._progress, self._live = {}, {}, None, None
         return said
@@ -146,7 +146,7 @@ def _values(inner: Buffer, name: str, values: Mapping[str, Any]) -> dict[str, Va
 
 
 def _check_alike(name: Name, values: Mapping[str, Values]) -> None:
-    """Those of one tick lie in one array."""
+    """Refuse values of one tick that cannot lie in one array."""
     kinds = {(one.column.dtype, one.column.array.shape[1:]) for one in values.values() if len(one.column.array)}
     if len(kinds) > 1:
         raise ColumnError(f"column {name[1]!r} of buffer {name[0]!r} has values of several dtypes or shapes: {kinds}")

@@ -175,8 +175,8 @@ def _paths(files: Sequence[FileRef]) -> tuple[str, ...]:
 
 
 class Fold(NamedTuple):
-    """Which neighbours [start, stop) of the present files become one, and how many files are kept: the others go into
-    the new one."""
+    """The neighbours [start, stop) of the present files that become one, and the number of files that are kept: the
+    others go into the new one."""
 
     start: int
     stop: int
@@ -184,7 +184,7 @@ class Fold(NamedTuple):
 
 
 def fold(rows: Sequence[int], sizes_bytes: Sequence[int], new_rows: int, *, least: int = 2) -> Fold:
-    """How new rows of the segments table go into the list of its files.
+    """The way in which new rows of the segments table go into the list of its files.
 
     least: so many files are joined at least. `rows` and `sizes_bytes` are of the present files, oldest first.
     """
@@ -196,7 +196,7 @@ def fold(rows: Sequence[int], sizes_bytes: Sequence[int], new_rows: int, *, leas
 
 
 def is_recent(rows: Sequence[int], sizes_bytes: Sequence[int], new_rows: int) -> bool:
-    """Whether new segments go into the newest file, which is written anew then.
+    """True if new segments go into the newest file, which is written anew then.
 
     `rows` and `sizes_bytes` are of the present files, oldest first.
     """
@@ -205,7 +205,7 @@ def is_recent(rows: Sequence[int], sizes_bytes: Sequence[int], new_rows: int) ->
 
 
 def files_to_join(rows: Sequence[int], sizes_bytes: Sequence[int], new_rows: int) -> tuple[int, int]:
-    """Which neighbours [start, stop) of the present segments files are to become one, before new rows get a file of
+    """The neighbours [start, stop) of the present segments files that are to become one, before new rows get a file of
     their own; none if start == stop.
 
     A joined file holds at most twice the rows of all newer ones together: who looks for what was written last finds it
@@ -229,7 +229,7 @@ def files_to_join(rows: Sequence[int], sizes_bytes: Sequence[int], new_rows: int
 
 
 def files_to_keep(rows: Sequence[int], sizes_bytes: Sequence[int], new_rows: int) -> int:
-    """How many of the oldest files stay as they are; the others are folded with the new rows.
+    """The number of oldest files that stay as they are; the others are folded with the new rows.
 
     Each file holds at least twice the rows of all newer ones together. So there are few files at any age (at most 13
     after 10,000 commits of like size), and a row is rewritten a few times at most.

@@ -83,7 +83,7 @@ class Delta:
                 self.attributes.setdefault(buffer, {}).setdefault(name, {}).update(given)
 
     def table(self, kind: str) -> pa.Table:
-        """All rows that it adds to a table."""
+        """The rows that it adds to a table."""
         parts = self._parts[kind]
         if len(parts) != 1:
             parts[:] = [tables.concat(kind, parts).combine_chunks()]
@@ -91,7 +91,7 @@ class Delta:
 
     @property
     def rows(self) -> RankRows:
-        """All rows that it adds to tables of a commit."""
+        """The rows that it adds to tables of a commit."""
         return RankRows(*map(self.table, RankRows._fields))
 
 
@@ -138,7 +138,7 @@ def _attributes(tick: TickObject) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def counted(segments: pa.Table) -> tuple[int, int]:
-    """How many steps rows of the segments table have, and of how many episodes they are."""
+    """The number of steps that rows of the segments table have, and of their episodes."""
     import pyarrow.compute as pc
 
     if not segments.num_rows:

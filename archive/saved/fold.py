@@ -53,7 +53,7 @@ class Before(NamedTuple):
 
 
 class SessionFold:
-    """All ranks' live steps, positions, open episodes, columns and attributes."""
+    """The live steps, positions, open episodes, columns and attributes of all ranks."""
 
     def __init__(
         self, session: str, world_size: int, before: Before, deltas: Mapping[int, Delta], segments: pa.Table,
@@ -81,7 +81,7 @@ class SessionFold:
         return {} if live is None else _by_owner(live, self._streams)
 
     def _runs(self) -> dict[Owner, LiveRuns]:
-        """What was live before, and came, less what left."""
+        """The steps that were live before or came, less those that left."""
         import pyarrow.compute as pc
 
         new: dict[Owner, LiveRuns] = {}
@@ -102,7 +102,7 @@ class SessionFold:
         return _without(runs, gone.placed.minus(self._streams.steps(self._spared.get(buffer, []))))
 
     def _resumed(self) -> dict[Owner, LiveRuns]:
-        """What the ranks of a session that has no checkpoint yet held when it began."""
+        """The steps that the ranks of a session without a checkpoint held when it began."""
         taken: dict[Owner, LiveRuns] = {}
         for delta in self._deltas.values():
             taken |= self._by_owner(delta.live)
@@ -135,7 +135,7 @@ class SessionFold:
     # -- cuts ----------------------------------------------------------------------------------------------------
 
     def cuts(self, rank: int) -> list[Cut]:
-        """Each buffer of a rank, as a checkpoint has it."""
+        """The buffers of a rank, as a checkpoint has them."""
         return [self._cut(owner) for owner in self._located if owner[0] == rank]
 
     def _cut(self, owner: Owner) -> Cut:
@@ -207,7 +207,7 @@ class SessionFold:
 
     @cached_property
     def _kinds(self) -> dict[str, dict[str, Kind]]:
-        """Of each buffer the columns that some rank has values of: a plan may deal its steps to any rank."""
+        """The columns of each buffer that some rank has values of: a plan may deal its steps to any rank."""
         out: dict[str, dict[str, Kind]] = {}
         for index in self._before.parts.values():
             for buffer, refs in index.columns.items():

@@ -135,7 +135,7 @@ class PartIndex(Record):
 
     @property
     def key(self) -> str:
-        """Where its object lies."""
+        """The key of its object."""
         return layout.state_key(self.session, self.name, self.rank)
 
     @property
@@ -196,7 +196,7 @@ class TickIndex(Record):
 
     @property
     def key(self) -> str:
-        """Where its object lies."""
+        """The key of its object."""
         return layout.journal_key(self.session, self.rank, self.number)
 
 

@@ -200,7 +200,7 @@ class Part(SavedObject[PartIndex]):
 
     @cached_property
     def arrays_index(self) -> ShardIndex:
-        """Where the chunks of the Zarr group lie."""
+        """The places of the chunks of the Zarr group."""
         groups: dict[str, list[Placed]] = {}
         for member in self.index.members:
             if member.array or member.name == _METADATA:
@@ -296,7 +296,7 @@ class TickObject(SavedObject[TickIndex]):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it has."""
+        """The number of its bytes."""
         return len(self._data)
 
     def _get(self, ranges: Sequence[ByteRange]) -> list[bytes]:

@@ -25,7 +25,7 @@ COLUMN_CHUNK_BYTES = 1024 * 1024
 
 @dataclass(frozen=True)
 class Request:
-    """What `checkpoint()` was asked for, beyond the buffers."""
+    """The arguments of `checkpoint()`, beyond the buffers."""
 
     name: str
     step: int
@@ -66,7 +66,7 @@ class _PartDraft:
         return ref is not None and ref.digest == mark and ref.object not in self._gone
 
     def column(self, buffer: str, name: str, column: Column) -> ColumnRef:
-        """Where a column lies, here or in an earlier object."""
+        """The place of a column, here or in an earlier object."""
         ref = None if self._earlier is None else self._earlier.columns.get(buffer, {}).get(name)
         if ref is not None and self._is_same(ref, column.digest):
             return ref
@@ -76,7 +76,7 @@ class _PartDraft:
         return ColumnRef(path, rows, column.dtype, tuple(shape), column.digest, self.key, self.nonce)
 
     def attribute(self, buffer: str, name: str, text: str) -> AttributeRef:
-        """Where an attribute lies, here or in an earlier object."""
+        """The place of an attribute, here or in an earlier object."""
         mark = digest(np.frombuffer(text.encode(), np.uint8))
         ref = None if self._earlier is None else self._earlier.attributes.get(buffer, {}).get(name)
         if ref is not None and self._is_same(ref, mark):
@@ -86,7 +86,7 @@ class _PartDraft:
         return AttributeRef(member, mark, self.key, self.nonce)
 
     def state(self, buffer: str, state: tuple[dict[str, Any], dict[str, Array]]) -> StateRef:
-        """Where a tree of state lies, here."""
+        """The place of a tree of state, here."""
         skeleton, values = state
         prefix = f"state/{escape(buffer)}/"
         placed = {prefix + key: array.reshape(1) if array.ndim == 0 else array for key, array in values.items()}

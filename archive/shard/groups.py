@@ -91,7 +91,7 @@ class ShardView:
         return self.read_many(path, [(start, stop)], chunks)[0]
 
     def read_many(self, path: str, ranges: Iterable[tuple[int, int]], chunks: Chunks) -> list[Array]:
-        """As `read`, for several ranges: each chunk is decoded once."""
+        """The rows of several ranges, read as `read` does: each chunk is decoded once."""
         import numpy as np
 
         ranges = list(ranges)
@@ -128,7 +128,7 @@ class ShardView:
         return Described(np.empty((0, *array.shape[1:]), dtype), array.shape[0], array.chunks[0])
 
     def is_raw(self, path: str) -> bool:
-        """Whether the chunks of an array are its rows as they lie in memory, and their checksum."""
+        """True if the chunks of an array are its rows as they lie in memory, and their checksum."""
         plain = self._plain(path)
         return plain is not None and not plain.compressed
 

@@ -85,7 +85,7 @@ class Buffer:
 
     @property
     def journaled(self) -> bool:
-        """Whether its writer keeps a journal."""
+        """True if its writer keeps a journal."""
         return self.live_set.journaled
 
     def _entered(self) -> threading.RLock:
@@ -93,7 +93,7 @@ class Buffer:
         return self._changes.entered()
 
     def _mark(self) -> Any:
-        """All that a call may change, as it is."""
+        """The state that a call may change."""
         own = (self._declared, self._step_weights, self._steps_at_send, self._ended, len(self._ended))
         return own, self.streams.mark(), self.live_set.mark(), self._slabs.mark(), self.losses.mark()
 

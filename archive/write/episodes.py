@@ -119,7 +119,7 @@ class EpisodeRecords:
         return self._count
 
     def mark(self) -> Any:
-        """How far it is."""
+        """Its length so far."""
         return self._count, len(self._lots), len(self._ends), self._refined
 
     def cut_back(self, mark: Any) -> None:
@@ -156,7 +156,7 @@ class EpisodeRecords:
         return lot.name(number - lot.first)
 
     def end(self, number: int) -> End | None:
-        """How it ended; None if it is open."""
+        """The way in which it ended; None if it is open."""
         found = self._ends.get(number)
         if found is None and self._lots and self._lots[0].first <= number:
             lot = self._lot(number)
@@ -225,11 +225,11 @@ class Ids:
         self._own: dict[str, None] = {}  # given by the user
 
     def mark(self) -> int:
-        """How many were given."""
+        """The number of ids that were given."""
         return len(self._own)
 
     def cut_back(self, mark: int) -> None:
-        """Those that were given since are free again."""
+        """Free the ids that were given since."""
         while len(self._own) > mark:
             self._own.popitem()
 

@@ -55,7 +55,7 @@ class LiveSet:
         self.streams, self._first = list(streams), next_positions
 
     def mark(self) -> Any:
-        """All that a call may change, as it is."""
+        """The state that a call may change."""
         lists = [(notes, len(notes)) for notes in (self._added, self._evicted, self._left, self._left_runs)]
         return self._runs, self._said, lists
 
@@ -134,7 +134,7 @@ class LiveSet:
         return tuple(out)
 
     def addresses(self, runs: LiveRuns) -> list[Range]:
-        """Where the steps of runs were written, run by run."""
+        """The places where the steps of runs were written, run by run."""
         return self._ranges(runs.stream, runs.env, runs.lo, runs.lo + np.maximum(1, runs.length))
 
     def _at(self, places: Steps) -> list[Range]:

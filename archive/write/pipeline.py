@@ -121,7 +121,7 @@ class Pipeline:
 
     @property
     def waiting(self) -> bool:
-        """Whether something was handed in that no seal has sent off."""
+        """True if something was handed in that no seal has sent off."""
         return bool(self._works) and not self._works[-1].begun and not isinstance(self._works[-1], Seal)
 
     @property
@@ -361,7 +361,7 @@ class Changes:
 
     @property
     def broken(self) -> bool:
-        """Whether the writer can only be closed."""
+        """True if the writer can only be closed."""
         return self._spilled
 
     @property

@@ -59,7 +59,7 @@ class Slabs:
         self._open: dict[str, _OpenSlab] = {}  # replaced, never changed
 
     def mark(self) -> Any:
-        """All that a call may change, as it is."""
+        """The state that a call may change."""
         return self._open, [(one, one.blocks, len(one.blocks), one.nbytes) for one in self._open.values()]
 
     def cut_back(self, mark: Any) -> None:
@@ -90,7 +90,7 @@ class Slabs:
                 slab.blocks = [*slab.blocks[:-_MERGE_BLOCKS], blocks.merge(slab.blocks[-_MERGE_BLOCKS:])]
 
     def has(self, digest: str) -> bool:
-        """Whether there are blocks of this schema."""
+        """True if there are blocks of this schema."""
         return digest in self._open
 
     @property
@@ -110,7 +110,7 @@ class Slabs:
         self._changes.add(works.shard(slab.blocks, self._reward(slab.blocks[0].schema), self._describing()))
 
     def submit_all(self) -> None:
-        """Each open slab is a shard."""
+        """Hand in each open slab as a shard."""
         for digest in self._open:
             self.submit(digest)
 

@@ -35,7 +35,7 @@ class AppendedRows(NamedTuple):
         return self.env_ids.stream if isinstance(self.env_ids, Steps) else np.unique(self.env_ids)
 
     def begins(self, env: int, open_id: str, next_position: int) -> bool:
-        """Whether the first row of an env row begins an episode though one is open."""
+        """True where the first row of an env row begins an episode though one is open."""
         position: int | None = None
         if isinstance(self.env_ids, Steps):
             at = int(np.flatnonzero(self.env_ids.stream == env)[0])
@@ -107,7 +107,7 @@ class Streams:
         self.epoch = 0  # how many slabs have been sent
 
     def mark(self) -> Any:
-        """All that a call may change, as it is."""
+        """The state that a call may change."""
         return self._next, self._open, len(self._slots), self.epoch, self.records.mark()
 
     def cut_back(self, mark: Any) -> None:
@@ -133,7 +133,7 @@ class Streams:
 
     @property
     def env_rows(self) -> int:
-        """How many env rows were ever used."""
+        """The number of env rows that were ever used."""
         return len(self._slots)
 
     def following(self, envs: Ints) -> Ints:

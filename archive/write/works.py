@@ -38,7 +38,7 @@ class Written(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many segments and changes of ledgers it has."""
+        """The number of its segments and changes of ledgers."""
         return sum(table.num_rows for table in (self.segments, self.ledger) if table is not None)
 
     @classmethod
@@ -100,7 +100,7 @@ class Work:
 
     @property
     def under_way(self) -> bool:
-        """Whether it may still come to an end by itself."""
+        """True if it may still come to an end by itself."""
         if not self.laid_out.done():
             return True
         made = None if self.laid_out.exception() else self.laid_out.result()
@@ -108,7 +108,7 @@ class Work:
 
     @property
     def stored(self) -> bool:
-        """Whether all of it is in the store."""
+        """True if all of it is in the store."""
         if not self.laid_out.done() or self.laid_out.exception() is not None:
             return False
         made = self.laid_out.result()
@@ -139,7 +139,7 @@ class Seal(Work):
 
     @property
     def durable(self) -> bool:
-        """Whether all of its objects are in the store."""
+        """True if all of its objects are in the store."""
         laid_out = self.laid_out.done() and self.laid_out.exception() is None
         return laid_out and all(upload.written is not None for upload in self.uploads)
 
