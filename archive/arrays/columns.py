@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -63,10 +64,16 @@ def arrow(values: Array, valid: Array | None = None) -> pa.Array:
     import pyarrow as pa
 
     values = np.ascontiguousarray(values)
-    own = next((arrows for arrows, name in _NAMES.items() if name == values.dtype.name), values.dtype.name)
     data = np.packbits(values, bitorder="little") if values.dtype.kind == "b" else values
     mask = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
-    return pa.Array.from_buffers(pa.type_for_alias(own), len(values), [mask, pa.py_buffer(data)])
+    return pa.Array.from_buffers(_arrow_type(values.dtype), len(values), [mask, pa.py_buffer(data)])
+
+
+@cache
+def _arrow_type(dtype: np.dtype[Any]) -> pa.DataType:
+    import pyarrow as pa
+
+    return pa.type_for_alias(next((arrows for arrows, name in _NAMES.items() if name == dtype.name), dtype.name))
 
 
 def texts(values: Sequence[str | None]) -> pa.Array:
