@@ -76,7 +76,7 @@ from archive.base.records import (
 )
 from archive.base.values import ByteRange, cached_property, frozen
 from archive.base.version import __version__, git_revision
-from archive.base.waiting import MOST_S, Wait, process_group, ranks, seconds_of, written
+from archive.base.waits import MOST_S, Wait, process_group, ranks, seconds_of, written
 
 __all__ = [
     "COUNT",

@@ -30,7 +30,7 @@ COMMANDS = {  # name: module and function; the order of --help
     "merge": "transfer:merge",
     "split": "transfer:split",
     "filter": "transfer:filter_",
-    "view": "viewing:view",
+    "view": "viewer:view",
     "export": "exchange:export",
     "import": "exchange:import_",
     "compact": "transfer:compact",

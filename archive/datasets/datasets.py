@@ -22,7 +22,7 @@ from archive.base import ColumnError, NotFoundError, UsageError, cached_property
 from archive.checkpoint import MAIN_BUFFER, Checkpoint
 from archive.datasets.items import Collation, Items, filled, first_row, row_of, spread
 from archive.fields import FieldSpec, Path, Ragged, ShardSchema, derived, mapped, put, to_tensors
-from archive.read import Bounds, Empty, Episodes, Gather, Selection, deriving, sizes
+from archive.read import Bounds, Empty, Episodes, Gather, Selection, derivations, sizes
 
 Transform = Callable[[dict[str, Any]], Any]
 CACHE_BYTES, LEAST_CACHE_BYTES, MOST_CACHE_BYTES = 2**29, 2**24, 2**30
@@ -98,7 +98,7 @@ class EpisodeDataset(Dataset[Any]):
 
     def _read_each(self, numbers: Ints, starts: Ints, stops: Ints) -> Items:
         """Items of fields that do not lie end to end in one array."""
-        each = deriving.read(self.episodes, numbers, starts, stops, self._selection, self.derive, self._bounds)
+        each = derivations.read(self.episodes, numbers, starts, stops, self._selection, self.derive, self._bounds)
         parts = zip(each, numbers, (stops - starts).tolist(), strict=True)
         nests = [self._shaped(to_tensors(self._renumbered(d, np.full(n, number))), n) for d, number, n in parts]
         return Items(len(nests), lambda i: self._finished(nests[i]), collation=self._collation)

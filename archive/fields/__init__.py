@@ -3,11 +3,11 @@ and back. No I/O."""
 
 from __future__ import annotations
 
-from archive.fields import derived, dtypes, nesting, schema
+from archive.fields import derived, dtypes, nests, schema
 from archive.fields.derived import Bools, Derivation, Rows, parse, put
 from archive.fields.dtypes import to_numpy
 from archive.fields.jsoncolumns import Objects, are_nested, typed
-from archive.fields.nesting import (
+from archive.fields.nests import (
     Array,
     Fields,
     Ragged,
@@ -57,7 +57,7 @@ __all__ = [
     "leaves",
     "loads",
     "mapped",
-    "nesting",
+    "nests",
     "parse",
     "put",
     "schema",

@@ -19,7 +19,7 @@ import numpy as np
 
 from archive.arrays import Ints, spans
 from archive.base import FieldError, UsageError, show
-from archive.fields.nesting import Array, mapped
+from archive.fields.nests import Array, mapped
 from archive.fields.schema import Path, to_path
 
 Bools = np.ndarray[Any, np.dtype[np.bool_]]

@@ -3,9 +3,9 @@ checksum."""
 
 from __future__ import annotations
 
-from archive.read import deriving, notes, sizes
+from archive.read import derivations, notes, sizes
 from archive.read.chunks import indexes_of, members_of
-from archive.read.deriving import Bounds
+from archive.read.derivations import Bounds
 from archive.read.episode import Episode
 from archive.read.episodes import Episodes
 from archive.read.gather import Empty, Gather, GatherStats
@@ -25,7 +25,7 @@ __all__ = [
     "Selection",
     "Shown",
     "Spans",
-    "deriving",
+    "derivations",
     "indexes_of",
     "members_of",
     "notes",

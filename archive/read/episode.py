@@ -13,7 +13,7 @@ from archive.base import MAX_PAGE_BYTES, ArchiveError, frozen, jsontree
 from archive.fields import schema, to_tensors
 from archive.manifest import EpisodeIndex
 from archive.observe import operation
-from archive.read import deriving, notes
+from archive.read import derivations, notes
 from archive.read.chosen import Attributes, Chosen
 from archive.read.reader import Destination, Reader
 from archive.read.selection import Selection
@@ -257,8 +257,8 @@ class Episode:
             (filled,) = self._reader.read(self.spans(start, stop), selection, into=Destination(out))
             return filled
         if derive:
-            deriving.refuse_out(out)
-            return deriving.read_one(self.alone(), start, stop, selection, derive)
+            derivations.refuse_out(out)
+            return derivations.read_one(self.alone(), start, stop, selection, derive)
         if self._ahead is not None and start == 0 and stop is None:
             ahead, place = self._ahead
             if (found := ahead.read(place, selection)) is not None:
@@ -271,9 +271,9 @@ class Episode:
         return Chosen(self._reader, self._index, np.array([self._number]), self._live, self._attributes)
 
     @property
-    def bounds(self) -> deriving.Bounds:
+    def bounds(self) -> derivations.Bounds:
         """The runs of its steps that follow one another in time: one, unless some left the buffer."""
-        return deriving.Bounds(self.alone())
+        return derivations.Bounds(self.alone())
 
     def to_torch(
         self, fields: Any = None, start: int = 0, stop: int | None = None, *, missing: Any = "error", derive: Any = ()

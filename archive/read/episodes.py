@@ -13,7 +13,7 @@ from archive.base import NotFoundError, UsageError, logger, one_line, package, s
 from archive.fields import schema
 from archive.manifest import COLUMNS, METADATA_COLUMN, Met, matching
 from archive.observe import operation
-from archive.read import deriving, notes, sizes
+from archive.read import derivations, notes, sizes
 from archive.read.chosen import Attributes, Chosen
 from archive.read.chunks import LastChunks
 from archive.read.episode import Ahead, Episode
@@ -225,8 +225,8 @@ class Episodes(Chosen, Sequence["Episode"]):
         """
         selection = Selection(fields, missing, ragged)
         if derive:
-            deriving.refuse_out(out)
-            return deriving.read_all(self, selection, derive)
+            derivations.refuse_out(out)
+            return derivations.read_all(self, selection, derive)
         into = None if out is None else Destination(out)
         with operation("read", episodes=len(self)):
             return self.reader.read(self.spans(), selection, into=into)
@@ -249,9 +249,10 @@ class Episodes(Chosen, Sequence["Episode"]):
         selection, tails = Selection(fields, missing, ragged), LastChunks()
         for start, stop in sizes.runs(self.sizes(None if derive else fields), max_bytes // 4):
             run = self[start:stop]
-            data = (
-                deriving.read_all(run, selection, derive) if derive else self.reader.read(run.spans(), selection, tails)
-            )
+            if derive:
+                data = derivations.read_all(run, selection, derive)
+            else:
+                data = self.reader.read(run.spans(), selection, tails)
             data.reverse()
             for ep in run:
                 yield ep, data.pop()

@@ -11,7 +11,7 @@ import torch
 
 from archive.arrays import Ints, Mask, spans, zeros
 from archive.base import CapacityError, ColumnError, FieldError, NotFoundError, UsageError, show
-from archive.fields import NODES, Array, Path, dtypes, nesting
+from archive.fields import NODES, Array, Path, dtypes, nests
 
 UNFINISHED = ("close", "continue", "drop")
 BATCH_BYTES = 32 * 1024 * 1024
@@ -65,13 +65,13 @@ def fill(share: Any, *, num_envs: int, max_length: int, unfinished: str = "close
             "resharding.plan(..., unfinished='drop')"
         )
     arrays, nodes = _in_place(share, slots) or _steps(share, slots)
-    columns = {name: _column(name, nesting.as_array(value, name), slots) for name, value in share.columns.items()}
+    columns = {name: _column(name, nests.as_array(value, name), slots) for name, value in share.columns.items()}
     cut = slots.cut(close=unfinished == "close")
     pos = np.zeros(num_envs, np.int64)
     size = np.bincount(slots.env, weights=slots.length, minlength=num_envs).astype(np.int64)
     known = {e: p for e, p in share.next_positions.items() if 0 <= e < num_envs}
     pos[list(known)] = list(known.values())
-    buffers = nesting.unflatten({path: _tensor(arrays.pop(path), device) for path in list(arrays)} | nodes)
+    buffers = nests.unflatten({path: _tensor(arrays.pop(path), device) for path in list(arrays)} | nodes)
     report = {
         "steps": int(size.sum()), "episodes": int((slots.length > 0).sum()), "headless": int(slots.headless.sum()),
         "open": int(slots.open.sum()), "cut": int(cut.sum()), "empty_rows": int((size == 0).sum()),
@@ -222,11 +222,11 @@ def _in_place(share: Any, slots: _Slots) -> tuple[dict[Path, Array], dict[Path, 
 
 def _steps(share: Any, slots: _Slots) -> tuple[dict[Path, Array], dict[Path, Any]]:
     """The ring of each field, put together episode by episode, and the nest's empty nodes."""
-    nests = (steps for _, steps in share.stream()) if hasattr(share, "stream") else iter(share.read())
+    episodes = (steps for _, steps in share.stream()) if hasattr(share, "stream") else iter(share.read())
     rings: dict[Path, Array] = {}
     nodes: dict[Path, Any] = {}
     done = 0
-    for lo, batch in _batches(nests, getattr(share, "partly_late", ()), slots):
+    for lo, batch in _batches(episodes, getattr(share, "partly_late", ()), slots):
         done = lo + len(batch)
         full = [leaves for leaves, n in zip(batch, slots.length[lo:done].tolist(), strict=True) if n]
         if not full:
@@ -244,15 +244,15 @@ def _steps(share: Any, slots: _Slots) -> tuple[dict[Path, Array], dict[Path, Any
 
 
 def _batches(
-    nests: Iterable[Mapping[str, Any]], left_out: Iterable[Path], slots: _Slots
+    episodes: Iterable[Mapping[str, Any]], left_out: Iterable[Path], slots: _Slots
 ) -> Iterator[tuple[int, list[dict[Path, Any]]]]:
-    """(number of the first, flattened nests) of neighbouring episodes, some megabytes at a time."""
+    """(number of the first, flattened steps) of neighbouring episodes, some megabytes at a time."""
     batch: list[dict[Path, Any]] = []
     start = nbytes = 0
-    for i, nest in enumerate(nests):
+    for i, nest in enumerate(episodes):
         if i >= len(slots.length):
             raise UsageError(f"the share's layout has {len(slots.length)} episodes, reading it gave more")
-        leaves = {path: leaf for path, leaf in nesting.flatten(nest) if path not in left_out}
+        leaves = {path: leaf for path, leaf in nests.flatten(nest) if path not in left_out}
         _check_rows(leaves, int(slots.length[i]))
         batch.append(leaves)
         nbytes += sum(leaf.nbytes for leaf in leaves.values() if isinstance(leaf, np.ndarray))

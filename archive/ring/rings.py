@@ -12,7 +12,7 @@ import torch
 
 from archive.arrays import Ints, spans
 from archive.base import FieldError, UsageError, cached_property, show
-from archive.fields import Array, Path, dtypes, is_tensor, nesting
+from archive.fields import Array, Path, dtypes, is_tensor, nests
 from archive.shard import SHARD_BYTES
 from archive.steps import Steps
 from archive.write import Buffer, StepsPart, slab_bytes
@@ -57,7 +57,7 @@ def append(
     unknown = set(options) - set(_OPTIONS)
     if unknown:
         raise UsageError(f"ring.append() has no option {min(unknown)!r}; beside its own it takes {', '.join(_OPTIONS)}")
-    leaves = nesting.leaves(buffers)
+    leaves = nests.leaves(buffers)
     ring = ring_of(leaves, pos, size, env_ids)
     how = dict.fromkeys(_OPTIONS) | options | {"first": first, "last": last}
     for name, value in {**how, **(columns or {})}.items():
@@ -101,7 +101,7 @@ def _append_unseen(inner: Buffer, ring: Ring, start: Ints, leaves: dict[Path, An
 
 
 def _part(inner: Buffer, ring: Ring, slab: RingSteps, leaves: dict[Path, Any], how: dict[str, Any]) -> StepsPart:
-    steps = nesting.unflatten({path: slab.take(leaf, inner.empty) for path, leaf in leaves.items()})
+    steps = nests.unflatten({path: slab.take(leaf, inner.empty) for path, leaf in leaves.items()})
     return StepsPart(steps, _env_runs(ring, slab), *(_given(slab, how, name) for name in _WEIGHTS))
 
 
@@ -223,7 +223,7 @@ def ring_of(leaves: Mapping[Path, Any], pos: Any, size: Any, env_ids: Any) -> Ri
 
 def row_values(value: Any, name: str, rows: int | None) -> Ints:
     """One integer a row; UsageError for anything else."""
-    array = np.asarray(nesting.as_array(value if not isinstance(value, tuple) else list(value), name))
+    array = np.asarray(nests.as_array(value if not isinstance(value, tuple) else list(value), name))
     if array.ndim != 1 or array.dtype.kind not in "iu" or (rows is not None and len(array) != rows):
         wanted = "one integer a row" if rows is None else f"{rows} integers, one a row"
         raise UsageError(f"{name} of a ring is {array.dtype} {list(array.shape)}; give {wanted}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from archive.view.answers import Settings
 from archive.view.labels import labels_of
-from archive.view.viewing import Viewer, serve
+from archive.view.viewer import Viewer, serve
 from archive.view.web import alone
 
 __all__ = ["Settings", "Viewer", "alone", "labels_of", "serve"]

@@ -12,7 +12,7 @@ import numpy as np
 
 from archive import tables
 from archive.base import ColumnError, UsageError, cached_property, check_text, escape, jsontree
-from archive.fields import dtypes, nesting
+from archive.fields import dtypes, nests
 from archive.fields.state import trees
 from archive.manifest import OWN, LiveRuns, Stream
 from archive.write.episodes import EpisodeRecords
@@ -155,7 +155,7 @@ def column(name: str, value: Any, runs: LiveRuns, records: EpisodeRecords, empty
     """A column of these runs, copied: one value a step, or a dict of episode id to array; ColumnError if that does not
     fit."""
     check_text(name, "column name")
-    array = _by_episode(name, value, runs, records) if isinstance(value, Mapping) else nesting.as_array(value, name)
+    array = _by_episode(name, value, runs, records) if isinstance(value, Mapping) else nests.as_array(value, name)
     if array.ndim == 0 or len(array) != runs.steps:
         count = "no axis" if array.ndim == 0 else f"{len(array)} values"
         raise ColumnError(
@@ -178,7 +178,7 @@ def _picked(column: Column, steps: Any, empty: Empty) -> Column:
 
 def _by_episode(name: str, values: Mapping[str, Any], runs: LiveRuns, records: EpisodeRecords) -> Array:
     """Values in live order, from one array an episode."""
-    arrays = {key: nesting.as_array(v if not np.isscalar(v) else [v], name) for key, v in values.items()}
+    arrays = {key: nests.as_array(v if not np.isscalar(v) else [v], name) for key, v in values.items()}
     taken = dict.fromkeys(arrays, 0)
     parts = []
     for index, length in zip(runs.episode.tolist(), runs.length.tolist(), strict=True):

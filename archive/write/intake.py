@@ -19,7 +19,7 @@ from archive.fields import (
     Ragged,
     Schema,
     ShardSchema,
-    nesting,
+    nests,
     shard_schema,
     to_path,
 )
@@ -171,7 +171,7 @@ def _updates(value: Any, fields: Fields) -> Ints | int:
         if named is None:
             raise FieldError(f"update_count={value!r} names no field of these steps")
         value = named
-    array = np.asarray(nesting.as_array(value, "update_count"))
+    array = np.asarray(nests.as_array(value, "update_count"))
     if array.size == 0 and array.ndim and fields.length == 0:
         return np.zeros(0, np.int64)
     if (
@@ -185,7 +185,7 @@ def _updates(value: Any, fields: Fields) -> Ints | int:
 
 def update_count(value: Any) -> int:
     """One update count for all steps to come."""
-    array = np.asarray(nesting.as_array(value, "update_count"))
+    array = np.asarray(nests.as_array(value, "update_count"))
     if array.size != 1 or array.dtype.kind not in "iu" or abs(int(array.reshape(-1)[0])) > _MAX_UPDATE:
         raise FieldError(f"update_count must be an integer of 64 bits, not {value!r}")
     return int(array.reshape(-1)[0])
@@ -221,7 +221,7 @@ def env_ids(value: Any, length: int) -> Ints:
     if value is None:
         return np.arange(length)
     array = np.asarray(
-        nesting.as_array(value if np.isscalar(value) or hasattr(value, "__array__") else list(value), "env_ids")
+        nests.as_array(value if np.isscalar(value) or hasattr(value, "__array__") else list(value), "env_ids")
     )
     if array.size and array.dtype.kind not in "iu":
         raise UsageError(f"env_ids must be integers, not {array.dtype}")
@@ -236,7 +236,7 @@ def env_ids(value: Any, length: int) -> Ints:
 
 def mask(value: Any, length: int, what: str, *, run_at: int | None = None) -> Any:
     """A mask a row. One True stands for all rows, or, of a run of steps of one env, for the row at `run_at`."""
-    array = np.asarray(nesting.as_array(value if not isinstance(value, tuple) else list(value), what)).astype(bool)
+    array = np.asarray(nests.as_array(value if not isinstance(value, tuple) else list(value), what)).astype(bool)
     if array.ndim == 0 and run_at is not None:
         out = np.zeros(length, bool)
         out[run_at:][:1] = bool(array)

@@ -19,14 +19,14 @@ import pytest
 
 import archive
 import resharding
-from archive.base import shutdown, waiting
+from archive.base import shutdown, waits
 from archive.checkpoint import assembly, pending, requests
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutdown, "process", shutdown.Shutdown())
-    monkeypatch.setattr(waiting, "FIRST_S", 0.2)
+    monkeypatch.setattr(waits, "FIRST_S", 0.2)
     monkeypatch.setattr(assembly, "PARTIAL_STEP_IN_S", 0.05)
 
 
@@ -192,9 +192,9 @@ def test_a_process_that_lives_on_was_not_told_to_end() -> None:
 
 
 def test_ranks_are_named_for_people() -> None:
-    assert waiting.ranks([1]) == "rank 1"
-    assert waiting.ranks([2, 0]) == "ranks 0, 2"
-    assert waiting.ranks(range(30)).endswith("19 and 10 more")
+    assert waits.ranks([1]) == "rank 1"
+    assert waits.ranks([2, 0]) == "ranks 0, 2"
+    assert waits.ranks(range(30)).endswith("19 and 10 more")
 
 
 def test_the_bar_names_whom_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:

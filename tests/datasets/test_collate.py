@@ -12,7 +12,7 @@ import archive
 from archive import Schema
 from archive.base.errors import FieldError, UsageError
 from archive.fields import derived
-from archive.fields.nesting import Ragged
+from archive.fields.nests import Ragged
 
 torch = pytest.importorskip("torch", reason="the datasets need torch")
 from torch.utils.data import DataLoader, default_collate  # noqa: E402

@@ -13,7 +13,7 @@ import pytest
 
 import archive
 from archive.base.errors import DeadlineError, FieldError, UsageError
-from archive.fields.nesting import Ragged
+from archive.fields.nests import Ragged
 
 torch = pytest.importorskip("torch", reason="mixes are of tensors")
 

@@ -14,7 +14,7 @@ import archive
 from archive import Schema
 from archive.base.errors import FieldError, UsageError
 from archive.fields import derived
-from archive.read import deriving
+from archive.read import derivations
 from archive.read.selection import Selection
 
 GAMMA = 0.9
@@ -136,7 +136,7 @@ def by_env(episodes: archive.Episodes) -> list[int]:
 
 def windows(episodes: archive.Episodes, places: list[tuple[int, int, int]], fields: Any = None) -> list[dict[str, Any]]:
     numbers, starts, stops = np.array(places, np.int64).T
-    return deriving.read(episodes, numbers, starts, stops, Selection(fields), derived.parse(_all()))
+    return derivations.read(episodes, numbers, starts, stops, Selection(fields), derived.parse(_all()))
 
 
 def test_windows_are_cut_from_what_whole_episodes_give(arc: archive.Archive) -> None:
@@ -196,7 +196,7 @@ def test_the_final_observation_is_next_of_the_last_step_where_it_was_stored(tmp_
     episodes = archive.open(tmp_path / "a").episodes
     for start, stop in ((0, 5), (1, 3), (4, 5)):
         places = (np.zeros(1, np.int64), np.array([start]), np.array([stop]))
-        (found,) = deriving.read(episodes, *places, Selection(["reward"]), derived.parse("next_obs"))
+        (found,) = derivations.read(episodes, *places, Selection(["reward"]), derived.parse("next_obs"))
         assert found["next_obs"].tolist() == x[start + 1 : stop + 1].tolist()
     found = apply(episodes[0].read(), episodes[0], "next_obs")
     assert found["next_obs"].tolist() == x[1:].tolist()
@@ -211,7 +211,7 @@ def test_only_what_a_derivation_needs_is_read(tmp_path: Path) -> None:
     before = arc.io_stats()
     places = (np.zeros(1, np.int64), np.array([1000]), np.array([1001]))
     specs = derived.parse([derived.frame_stack("frame", 4), derived.discounted_return(0.5)])
-    (found,) = deriving.read(arc.episodes, *places, Selection(["frame"]), specs)
+    (found,) = derivations.read(arc.episodes, *places, Selection(["frame"]), specs)
     used = arc.io_stats() - before
     assert np.array_equal(found["frame_stack"], big[None, 997:1001])
     assert found["discounted_return"] == pytest.approx([2.0])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import archive
 from archive.base.errors import FieldError, UsageError
-from archive.fields.nesting import flatten
+from archive.fields.nests import flatten
 from archive.ring import rings
 from archive.ring.rings import RingSteps
 from archive.torch import ring

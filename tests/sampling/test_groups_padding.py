@@ -11,7 +11,7 @@ import pytest
 
 import archive
 from archive.base.errors import FieldError, UsageError
-from archive.fields.nesting import Ragged
+from archive.fields.nests import Ragged
 
 torch = pytest.importorskip("torch", reason="samplers need torch")
 from archive.torch import EpisodeDataset, Padded, Sampler, WindowDataset, collate, loader  # noqa: E402

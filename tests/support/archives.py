@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import archive
-from archive.fields.nesting import Ragged
+from archive.fields.nests import Ragged
 from archive.manifest import Change
 from archive.testing import steps
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import archive
-from archive.base import waiting
+from archive.base import waits
 from archive.checkpoint import assembly, requests
 
 SHUTDOWN_S = 6.0
@@ -24,7 +24,7 @@ SHUTDOWN_S = 6.0
 def main() -> None:
     given = json.loads(sys.argv[1])
     assembly.STEP_IN_S = assembly.PARTIAL_STEP_IN_S = 0.2
-    waiting.FIRST_S = 0.3
+    waits.FIRST_S = 0.3
     logging.basicConfig(level=logging.WARNING)
     w = archive.open(given["url"], create=True).writer(given["rank"], 3, session="s")
     log = Path(given["folder"]) / f"rank-{w.rank}.log"

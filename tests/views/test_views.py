@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import archive
 import resharding
 from archive.base.errors import FieldError, MissingPackageError
-from archive.fields.nesting import Ragged
+from archive.fields.nests import Ragged
 from archive.views import charts, frames, markup, plots, summaries, texts
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -17,7 +17,7 @@ from archive.adapters.torchrl.samplers import Prioritized, saved_samplers
 from archive.adapters.torchrl.saving import cells_of
 from archive.adapters.torchrl.tracking import NONE, Record, Tracker, attach, forget_all, units_of
 from archive.arrays import Ints, run_starts, spans
-from archive.fields import Path, leaves, nesting, unflatten
+from archive.fields import Path, leaves, nests, unflatten
 from archive.read import Gather
 
 _BATCH_BYTES = 32 * 1024 * 1024
@@ -46,7 +46,7 @@ def _alike(given: Given) -> list[tuple[int, int]]:
 
 def _plain_bytes(rows: Gather, number: int) -> int:
     """Bytes of a step of this episode if all its fields are numbers of one shape; else 0."""
-    fields = [leaf for _, leaf in nesting.flatten(rows.rows([number], [0]))]
+    fields = [leaf for _, leaf in nests.flatten(rows.rows([number], [0]))]
     plain = all(isinstance(leaf, np.ndarray) and leaf.dtype != object for leaf in fields)
     return max(1, sum(leaf.nbytes for leaf in fields)) if plain and fields else 0
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from archive.arrays import Ints, Pieces, spans
 from archive.base import CorruptManifestError, FieldError, show
-from archive.fields import LENGTHS, Array, FieldSpec, Path, Ragged, ShardSchema, is_tensor, nesting
+from archive.fields import LENGTHS, Array, FieldSpec, Path, Ragged, ShardSchema, is_tensor, nests
 from archive.fields.axes.axis import (
     Axis,
     Cuts,
@@ -113,7 +113,7 @@ class RaggedAxis(Axis[Ragged]):
 
 
 def _checked(given: Ragged, where: str) -> Ragged:
-    values = nesting.as_array(given.values, where)
+    values = nests.as_array(given.values, where)
     lengths = np.asarray(given.lengths, np.int64)
     if lengths.sum() != len(values) or (lengths < 0).any():
         raise FieldError(f"field {where}: lengths add up to {lengths.sum()}, but there are {len(values)} values")
@@ -133,7 +133,7 @@ def _joined(leaf: Any, where: str) -> Ragged:
 
 def _row(x: Any, where: str) -> Array:
     try:
-        return nesting.as_array(list(x) if isinstance(x, tuple) else x, where)
+        return nests.as_array(list(x) if isinstance(x, tuple) else x, where)
     except FieldError as e:
         if not isinstance(e.__cause__, ValueError):
             raise

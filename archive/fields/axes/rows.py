@@ -10,7 +10,7 @@ import numpy as np
 
 from archive.arrays import Ints, end_to_end, offsets_of, run_heads, since_head
 from archive.base import FieldError, jsontree, show
-from archive.fields import Array, FieldSpec, Path, ShardSchema, nesting
+from archive.fields import Array, FieldSpec, Path, ShardSchema, nests
 from archive.fields.axes.axis import (
     Axis,
     Cuts,
@@ -36,7 +36,7 @@ class RowsAxis(Axis[Array]):
     @classmethod
     def normalised(cls, path: Path, leaf: Any, extra: int) -> tuple[FieldSpec, Array]:
         where = repr(show(path))
-        array = nesting.as_array(leaf, where)
+        array = nests.as_array(leaf, where)
         scalar = array.ndim == 0
         if scalar and not cls.scalars:
             raise FieldError(
