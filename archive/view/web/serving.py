@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import weakref
 from collections.abc import Callable
@@ -60,9 +61,18 @@ class Server:
 
     def _run(self) -> None:
         try:
-            self._server.run(sockets=[self._socket])
+            asyncio.run(self._serve())
         except BaseException as e:
             self._failed.append(e)
+
+    async def _serve(self) -> None:
+        await self._server.serve(sockets=[self._socket])
+        await asyncio.sleep(
+            0
+        )  # connections that came at the last moment are known after this; nobody would answer them
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()
+        await asyncio.sleep(0)
 
     def wait(self, interrupted: Callable[[], bool] = lambda: False) -> None:
         """Until it is closed, or Ctrl-C."""
