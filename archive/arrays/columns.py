@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ Array = np.ndarray[Any, Any]
 _NAMES = {"double": "float64", "float": "float32", "halffloat": "float16"}  # where Arrow's name is not numpy's
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 _NUMBERS = frozenset({"bool", *_NAMES, *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))})
+_ARROWS = {np.dtype(_NAMES.get(name, name)): name for name in _NUMBERS}
 
 
 def numbers(column: Any, null: Any = None) -> Array:
@@ -64,16 +64,10 @@ def arrow(values: Array, valid: Array | None = None) -> pa.Array:
     import pyarrow as pa
 
     values = np.ascontiguousarray(values)
+    own = _ARROWS.get(values.dtype) or values.dtype.name
     data = np.packbits(values, bitorder="little") if values.dtype.kind == "b" else values
     mask = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
-    return pa.Array.from_buffers(_arrow_type(values.dtype), len(values), [mask, pa.py_buffer(data)])
-
-
-@cache
-def _arrow_type(dtype: np.dtype[Any]) -> pa.DataType:
-    import pyarrow as pa
-
-    return pa.type_for_alias(next((arrows for arrows, name in _NAMES.items() if name == dtype.name), dtype.name))
+    return pa.Array.from_buffers(pa.type_for_alias(own), len(values), [mask, pa.py_buffer(data)])
 
 
 def texts(values: Sequence[str | None]) -> pa.Array:

@@ -175,8 +175,7 @@ def _paths(files: Sequence[FileRef]) -> tuple[str, ...]:
 
 
 class Fold(NamedTuple):
-    """The neighbours [start, stop) of the present files that become one, and the number of files that are kept: the
-    others go into the new one."""
+    """The neighbours [start, stop) of the present files that become one; `keep` stay, the others join the new rows."""
 
     start: int
     stop: int

@@ -195,9 +195,9 @@ class CommitLog:
                 self._windows = min(2 * self._windows, _MOST_WINDOWS)
 
     def _catch_up_in_turn(self, lost: int) -> None:
-        """Catch up, where writers meet after a wait by chance: over the longer the more of them there seem to be. Who
-        has just won lets others go first; who has lost waits half as long after each further loss, but never less
-        than over two tries, so that those who lost most do not only meet one another."""
+        """Catch up, where writers meet after a wait by chance: the longer the more of them there seem to be. Who has
+        won lets others go first; who has lost waits half as long each time, but over two tries, so that those who lost
+        most do not only meet one another."""
         most_s = min(self._windows * self._window_s, _MOST_WAIT_S)
         if lost == 0 and time.monotonic() - self._lost_at > 4 * most_s:  # that was long ago
             self._windows = 1

@@ -91,8 +91,7 @@ class Storage(ObjectReader):
         Nobody else makes the same bytes (a nonce is among them, or it does not matter who does): if they are there,
         this did it; if there are others, AlreadyExistsError; if there are none, they are sent again. Where the store
         does not say by the deadline, `unclear` is raised (by default AmbiguousWriteError). Without `look`, a first
-        answer that it is there is taken as it is: the caller finds its own by other means.
-        """
+        answer that it is there is taken as it is: the caller finds its own by other means."""
         wait = Wait(2 * self.deadline_s, LOOK_AGAIN_S)  # once for sending, once for looking
         while True:
             try:
