@@ -59,7 +59,7 @@ def workers(job: subprocess.Popen[str]) -> list[int]:
 def end(job: subprocess.Popen[str], survivors: list[int]) -> None:
     """Ranks that wait for the dead one inside of gloo do not see torchrun's SIGTERM; it would kill them after 30 s."""
     with suppress(subprocess.TimeoutExpired):
-        job.wait(1)
+        job.wait(3)
     for pid in survivors:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -41,13 +41,13 @@ def walk(count: int, jobs: Sequence[Job], death_of: int) -> Iterator[int]:
     assert count != ALL or lived == set(cases), "beyond its last request it lives"
 
 
-@pytest.mark.parametrize("count", one_in(160))
+@pytest.mark.parametrize("count", one_in(80))
 def test_a_rank_dies_at_any_request(count: int) -> None:
     for orphans in walk(count, (FIRST, last(FIRST, "second", 3)), 0):
         assert orphans == 0
 
 
-@pytest.mark.parametrize("count", one_in(200))
+@pytest.mark.parametrize("count", one_in(144))
 def test_what_was_not_said_together_may_leave_episodes_without_a_seal(count: int) -> None:
     first = replace(FIRST, together=False)
     for orphans in walk(count, (first, last(first, "second", 3)), 0):

@@ -186,7 +186,7 @@ def copied(root: Path, tmp_path: Path) -> Path:
     return shutil.copytree(root, tmp_path / "root")
 
 
-SAMPLE = one_in(40)  # of about 400
+SAMPLE = one_in(20)  # of about 400
 
 
 @pytest.mark.parametrize("count", SAMPLE)
@@ -252,7 +252,7 @@ def filled_with(table: pa.Table, name: str, value: Any) -> pa.Table:
     return set_column(table, name, pa.array([value] * table.num_rows, plain))
 
 
-@pytest.mark.parametrize("count", one_in(10))
+@pytest.mark.parametrize("count", one_in(5))
 @pytest.mark.parametrize("kind", KINDS)
 def test_nonsense_in_a_table(copied: Path, kind: str, count: int) -> None:
     archive.open(copied).forget(ids=["also extra"], dry_run=False)

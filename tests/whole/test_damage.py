@@ -49,10 +49,10 @@ def some(count: int) -> list[Any]:
 
 
 SWEEPS = [
-    *((flips, one) for one in some(12000)),
-    *((cuts, one) for one in some(12000)),
-    *((strangers, one) for one in one_in(40)),
-    *((removed, one) for one in one_in(8)),
+    *((flips, one) for one in some(6000)),
+    *((cuts, one) for one in some(6000)),
+    *((strangers, one) for one in one_in(20)),
+    *((removed, one) for one in one_in(4)),
 ]
 
 

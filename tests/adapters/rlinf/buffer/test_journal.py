@@ -232,7 +232,7 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
                 call()
 
 
-@pytest.mark.parametrize("every", one_in(40))
+@pytest.mark.parametrize("every", one_in(20))
 def test_killed_at_any_storage_operation(every: int, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.support.buffer_kill", str(tmp_path), str(every)],
