@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from archive.arrays import Ints, Mask, spans
+from archive.arrays import Ints, Mask
 from archive.base import ClosedError, UsageError, forking
 from archive.datasets import Padded, as_kind, feed_of, tensors
 from archive.fields import Ragged, mapped
@@ -24,7 +24,6 @@ from archive.sampling import units
 from archive.sampling.strategies import Draw, Prioritized, Strategy, Uniform, WithoutReplacement, as_numpy
 
 FORMAT = 1
-WHOLE = ("episode", "group")  # units of which all steps come
 COLLATE = ("dict", "tensordict", "padded")
 _BYTES_AT_ONCE = 8 * 1024 * 1024
 _HEAD_START_S = 0.5  # for the first batch
@@ -66,13 +65,23 @@ class Sampler:
         index: bool | None = None, buffer: str | None = None, group: Any = None, group_size: int | None = None,
     ) -> None:  # fmt: skip
         _check(unit, length, collate, prefetch, batch_size)
-        _check_group(unit, group, group_size)
+        if (unit == "group") != (group is not None):
+            raise UsageError(
+                f"unit={unit!r} with group={group!r}: unit='group' needs group=, such as 'metadata.prompt'"
+            )
+        if group_size is not None and (unit != "group" or group_size < 1):
+            raise UsageError(f"group_size={group_size} is for unit='group', and at least 1")
         self.batch_size = batch_size
         self.unit = unit
         self.length = length or 1
         self._feed = feed_of(source, buffer)
         self.episodes: Episodes = self._feed.episodes
-        self.generator = generator if generator is not None else _generator_of(self._feed.seed)
+        self.generator = torch.Generator() if generator is None else generator
+        if generator is None:
+            if self._feed.seed is None:
+                self.generator.seed()
+            else:
+                self.generator.manual_seed(self._feed.seed)
         self._gather = Gather(
             self.episodes, fields, missing=missing, cache_bytes=cache_bytes, disk_cache=disk_cache,
             max_ahead_bytes=max_ahead_bytes,
@@ -81,11 +90,9 @@ class Sampler:
             self.episodes, update_count=update_count, staleness=staleness, model_weights_uuid=model_weights_uuid
         )
         self.group_keys: list[Any] = []
-        codes = None
-        if unit == "group":
-            self.group_keys, codes = units.grouped(self.episodes, group)
-        self._units = self._made_units(kept, recency, codes, group_size or 1)
-        _check_priorities(strategy, priorities)
+        self._units = self._made_units(kept, recency, group, group_size or 1)
+        if priorities is not None and strategy != "prioritized":
+            raise UsageError("priorities are for strategy='prioritized'; pass that too, or leave them out")
         if strategy == "prioritized":
             self.strategy: Strategy = Prioritized(self._priorities(priorities), alpha=alpha, beta=beta)
         else:
@@ -103,21 +110,33 @@ class Sampler:
             self._filling.start()
 
     def _made_units(
-        self, kept: Mask, recency: int | None, codes: Ints | None, group_size: int
-    ) -> units.Units | units.EpisodeGroups:
+        self, kept: Mask, recency: int | None, group: Any, group_size: int
+    ) -> units.StepUnits | units.EpisodeUnits:
         lengths = self._gather.lengths
-        if codes is not None:
+        if self.unit not in units.WHOLE:
+            begin = np.zeros(len(lengths), np.int64)
             if recency is not None:
-                kept = kept & np.isin(codes, units.newest_groups(self.episodes, kept, recency, codes))
-            return units.EpisodeGroups(lengths, codes, kept, group_size)
-        begin = np.zeros(len(lengths), np.int64)
+                kept, begin = units.newest_steps(self.episodes, lengths, kept, recency)
+            return units.StepUnits(self.unit, lengths, kept, begin, self.length)
+        codes = np.arange(len(lengths))
+        if self.unit == "group":
+            self.group_keys, codes = units.grouped(self.episodes, group)
         if recency is not None:
-            kept, begin = units.recent(self.episodes, lengths, kept, recency, self.unit)
-        return units.Units(lengths, self.unit, self.length, kept, begin)
+            kept = units.of_newest_groups(self.episodes, kept, recency, codes)
+        return units.EpisodeUnits(
+            self.unit, lengths, codes, kept if self.unit == "group" else kept & (lengths > 0), group_size
+        )
 
     def _priorities(self, given: Any) -> Any:
         """One a unit, from a column, a label, an array of one a step, or one of one a unit."""
-        values = self._named(given) if isinstance(given, str) else as_numpy(given)
+        if given is None:
+            raise UsageError("strategy='prioritized' needs priorities=: a column's name, or an array of one a step")
+        if not isinstance(given, str):
+            values = as_numpy(given)
+        elif given.startswith(units.LABEL):
+            values = np.repeat(units.labelled(self.episodes, given), self._gather.lengths)
+        else:
+            values = self._feed.column(given)
         if len(values) == self._gather.steps:
             return self._units.of_steps(values)
         if len(values) != self._units.count:
@@ -126,12 +145,6 @@ class Sampler:
                 f"{self._units.count} {self.unit}s can be drawn"
             )
         return values
-
-    def _named(self, name: str) -> Any:
-        """One a step, of a column of a checkpoint or a label of episodes (0 for those without it)."""
-        if not name.startswith(units.LABEL):
-            return self._feed.column(name)
-        return np.repeat(units.labelled(self.episodes, name), self._gather.lengths)
 
     def __len__(self) -> int:
         """The number of units that can be drawn."""
@@ -169,7 +182,7 @@ class Sampler:
         draw = self.strategy.draw(self.batch_size, self.generator)
         self._drawn.append(draw)
         numbers, steps = self._units.locate(draw.places.numpy())
-        if self.unit in WHOLE:
+        if self.unit in units.WHOLE:
             self._gather.prefetch(*self._gather.every_step(numbers))
         else:
             self._gather.prefetch(numbers, steps, self.length)
@@ -177,7 +190,7 @@ class Sampler:
     def _read(self, draw: Draw) -> Any:
         places = draw.places.numpy()
         numbers, steps = self._units.locate(places)
-        if self.unit in WHOLE:
+        if self.unit in units.WHOLE:
             batch = self._gather.whole(numbers)
         elif self.unit == "window":
             batch = self._gather.windows(numbers, steps, self.length)
@@ -287,9 +300,7 @@ class _Loading:
 
     def __init__(self, gather: Gather, episodes: Ints) -> None:
         self._gather = gather
-        lengths = gather.lengths[episodes]
-        self._numbers = np.repeat(episodes, lengths)
-        self._steps = spans(np.zeros(len(episodes), np.int64), lengths)
+        self._numbers, self._steps = gather.every_step(episodes)
         self._stopped = forking.own(self, "_stopped", threading.Event)
         self._clear = forking.own(self, "_clear", _raised)
         self._begun = forking.own(self, "_begun", threading.Event)
@@ -372,22 +383,6 @@ def _check(unit: str, length: int | None, collate: Any, prefetch: int, batch_siz
         raise UsageError(f"prefetch={prefetch} must be 0 or more, and batch_size={batch_size} at least 1")
 
 
-def _check_group(unit: str, group: Any, group_size: int | None) -> None:
-    """UsageError for a key of groups where there are none, and the other way round."""
-    if (unit == "group") != (group is not None):
-        raise UsageError(f"unit={unit!r} with group={group!r}: unit='group' needs group=, such as 'metadata.prompt'")
-    if group_size is not None and (unit != "group" or group_size < 1):
-        raise UsageError(f"group_size={group_size} is for unit='group', and at least 1")
-
-
-def _check_priorities(strategy: Any, priorities: Any) -> None:
-    """UsageError for priorities that nothing draws by, and for a strategy that lacks them."""
-    if priorities is not None and strategy != "prioritized":
-        raise UsageError("priorities are for strategy='prioritized'; pass that too, or leave them out")
-    if priorities is None and strategy == "prioritized":
-        raise UsageError("strategy='prioritized' needs priorities=: a column's name, or an array of one a step")
-
-
 def _strategy_of(given: Any, count: int, replace: bool) -> Strategy:
     """The strategy of a name, or that a function of the number of units makes."""
     if given == "uniform":
@@ -399,16 +394,6 @@ def _strategy_of(given: Any, count: int, replace: bool) -> Strategy:
             f"strategy={given!r}: give 'uniform', 'without_replacement', 'prioritized', or a function of a count"
         )
     made: Strategy = given(count)
-    return made
-
-
-def _generator_of(seed: int | None) -> torch.Generator:
-    """One of the seed that a plan gave, or of the system's."""
-    made = torch.Generator()
-    if seed is None:
-        made.seed()
-    else:
-        made.manual_seed(seed)
     return made
 
 

@@ -14,7 +14,7 @@ from archive.base.errors import UsageError
 
 torch = pytest.importorskip("torch", reason="strategies draw with torch")
 from archive.sampling.strategies import Prioritized, Uniform, WithoutReplacement, distinct  # noqa: E402
-from archive.sampling.units import Units  # noqa: E402
+from archive.sampling.units import EpisodeUnits, StepUnits  # noqa: E402
 
 
 def seeded(seed: int = 0) -> Any:
@@ -116,7 +116,11 @@ def test_priorities_that_are_none_are_refused() -> None:
 def test_units_are_those_of_a_plain_list(lengths: list[int], kind: str, length: int, data: Any) -> None:
     kept = data.draw(st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths)))
     length = length if kind == "window" else 1
-    units = Units(np.array(lengths), kind, length, np.array(kept), np.zeros(len(lengths), np.int64))
+    counts, begin = np.array(lengths), np.zeros(len(lengths), np.int64)
+    if kind == "episode":
+        units: Any = EpisodeUnits(kind, counts, np.arange(len(lengths)), np.array(kept) & (counts > 0))
+    else:
+        units = StepUnits(kind, counts, np.array(kept), begin, length)
     first = np.cumsum(lengths) - lengths
     wanted, index, value = [], [], []
     values = np.array(data.draw(st.lists(st.integers(0, 99), min_size=sum(lengths), max_size=sum(lengths))), np.int64)
