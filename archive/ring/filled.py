@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from archive.arrays import Ints, Mask, spans, zeros
+from archive.arrays import Ints, Mask, run_tails, zeros
 from archive.base import CapacityError, ColumnError, FieldError, NotFoundError, UsageError, show
 from archive.fields import NODES, Array, Path, dtypes, nests
+from archive.ring.rings import RingSteps
 
 UNFINISHED = ("close", "continue", "drop")
-BATCH_BYTES = 32 * 1024 * 1024
-LONG_RUN = 8  # steps of an episode, on average, from which on they are copied as one
 
 
 @dataclass(frozen=True)
@@ -58,23 +57,30 @@ def fill(share: Any, *, num_envs: int, max_length: int, unfinished: str = "close
     """
     if unfinished not in UNFINISHED:
         raise UsageError(f"unfinished={unfinished!r}: give 'close', 'continue' or 'drop'")
-    slots = _slots_of(share, num_envs, max_length)
-    if unfinished == "drop" and slots.open.any():
+    if num_envs < 1 or max_length < 1:
+        raise UsageError(f"num_envs={num_envs}, max_length={max_length}: a ring has one or more of both")
+    layout = share.layout
+    env, position, length = (np.asarray(v, np.int64) for v in (layout.env_id, layout.position, layout.length))
+    opened, headless = (np.asarray(v, bool) & (length > 0) for v in (layout.open, layout.headless))
+    steps, shape = RingSteps(env, position, position + length, max_length), (num_envs, max_length)
+    _check_room(steps, num_envs)
+    _check_contiguous(steps, share.next_positions, num_envs)
+    if unfinished == "drop" and opened.any():
         raise UsageError(
-            f"the share has {int(slots.open.sum())} open episodes, and only a plan drops: "
+            f"the share has {int(opened.sum())} open episodes, and only a plan drops: "
             "resharding.plan(..., unfinished='drop')"
         )
-    arrays, nodes = _in_place(share, slots) or _steps(share, slots)
-    columns = {name: _column(name, nests.as_array(value, name), slots) for name, value in share.columns.items()}
-    cut = slots.cut(close=unfinished == "close")
+    arrays, nodes = _in_place(share, steps, shape) or _one_by_one(share, steps, shape)
+    columns = {name: _column(name, nests.as_array(value, name), steps, shape) for name, value in share.columns.items()}
+    cut = _cut(steps, shape, opened, close=unfinished == "close")
     pos = np.zeros(num_envs, np.int64)
-    size = np.bincount(slots.env, weights=slots.length, minlength=num_envs).astype(np.int64)
+    size = np.bincount(env, weights=length, minlength=num_envs).astype(np.int64)
     known = {e: p for e, p in share.next_positions.items() if 0 <= e < num_envs}
     pos[list(known)] = list(known.values())
     buffers = nests.unflatten({path: _tensor(arrays.pop(path), device) for path in list(arrays)} | nodes)
     report = {
-        "steps": int(size.sum()), "episodes": int((slots.length > 0).sum()), "headless": int(slots.headless.sum()),
-        "open": int(slots.open.sum()), "cut": int(cut.sum()), "empty_rows": int((size == 0).sum()),
+        "steps": int(size.sum()), "episodes": int((length > 0).sum()), "headless": int(headless.sum()),
+        "open": int(opened.sum()), "cut": int(cut.sum()), "empty_rows": int((size == 0).sum()),
     }  # fmt: skip
     made = {name: _tensor(values, device) for name, values in columns.items()}
     return Filled(buffers, _tensor(pos, device), _tensor(size, device), made, _tensor(cut, device), report)
@@ -106,104 +112,69 @@ def rebuild(tree_set: Any, filled: Filled, name: str, *, elsewhere: float = 0.0)
 # -- where each step stands --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Slots:
-    """The env row and position of each episode's first step, its length and flags; `rows` and `slots` are the ring's
-    size."""
-
-    env: Ints
-    position: Ints
-    length: Ints
-    open: Mask
-    headless: Mask
-    rows: int
-    slots: int
-
-    def of(self, lo: int, hi: int) -> Ints:
-        """Row and slot, as one number, of each step of episodes [lo, hi)."""
-        length = self.length[lo:hi]
-        places: Ints = (
-            np.repeat(self.env[lo:hi] * self.slots, length) + spans(self.position[lo:hi], length) % self.slots
-        )
-        return places
-
-    def runs(self) -> tuple[Ints, Ints]:
-        """Steps, counted over all episodes, from which on they stand end to end, and the row and slot of each."""
-        full = np.flatnonzero(self.length > 0)
-        length, slot = self.length[full], self.position[full] % self.slots
-        first = np.cumsum(length) - length
-        around = np.flatnonzero(slot + length > self.slots)  # the rest stands at the beginning of the same row
-        starts = np.append(first, first[around] + self.slots - slot[around])
-        row = self.env[full] * self.slots
-        order = np.argsort(starts, kind="stable")
-        return starts[order], np.append(row + slot, row[around])[order]
-
-    def cut(self, *, close: bool) -> Mask:
-        """A mask of the ring: the last steps of open episodes that do not go on there."""
-        full = np.flatnonzero(self.length > 0)
-        env = self.env[full]
-        followed = np.append(env[1:] == env[:-1], False)[: len(full)]
-        chosen = full[self.open[full] & (followed | close)]
-        out = np.zeros((self.rows, self.slots), bool)
-        out[self.env[chosen], (self.position[chosen] + self.length[chosen] - 1) % self.slots] = True
-        return out
-
-
-def _slots_of(share: Any, num_envs: int, max_length: int) -> _Slots:
-    if num_envs < 1 or max_length < 1:
-        raise UsageError(f"num_envs={num_envs}, max_length={max_length}: a ring has one or more of both")
-    layout = share.layout
-    env, position, length = (np.asarray(v, np.int64) for v in (layout.env_id, layout.position, layout.length))
-    opened, headless = (np.asarray(v, bool) & (length > 0) for v in (layout.open, layout.headless))
-    slots = _Slots(env, position, length, opened, headless, num_envs, max_length)
-    _check_room(slots)
-    _check_contiguous(slots, share.next_positions)
-    return slots
-
-
-def _check_room(slots: _Slots) -> None:
-    if (slots.env < 0).any():
+def _check_room(steps: RingSteps, num_envs: int) -> None:
+    if (steps.rows < 0).any():
         raise UsageError("the share has episodes without an env row; plan with num_envs= to deal them out to rows")
-    if int(slots.env.max(initial=0)) >= slots.rows:
+    if int(steps.rows.max(initial=0)) >= num_envs:
         raise CapacityError(
-            f"the share has steps in env row {int(slots.env.max())}, the ring has {slots.rows} rows; plan with "
-            f"num_envs={slots.rows}"
+            f"the share has steps in env row {int(steps.rows.max())}, the ring has {num_envs} rows; plan with "
+            f"num_envs={num_envs}"
         )
-    total = np.bincount(slots.env, weights=slots.length, minlength=slots.rows).astype(np.int64)
-    longest = int(total.argmax())
-    if total[longest] > slots.slots:
-        over = np.maximum(total - slots.slots, 0)
+    total = np.bincount(steps.rows, weights=steps.counts, minlength=num_envs).astype(np.int64)
+    longest, slots = int(total.argmax()), steps.max_length
+    if total[longest] > slots:
+        over = np.maximum(total - slots, 0)
         raise CapacityError(
-            f"env row {longest} of the share has {total[longest]} steps, the ring {slots.slots} slots a row "
-            f"({int(over.sum())} steps too many in {int((over > 0).sum())} rows); plan with max_length={slots.slots}, "
+            f"env row {longest} of the share has {total[longest]} steps, the ring {slots} slots a row "
+            f"({int(over.sum())} steps too many in {int((over > 0).sum())} rows); plan with max_length={slots}, "
             "which drops the oldest and counts them"
         )
 
 
-def _check_contiguous(slots: _Slots, next_positions: Mapping[int, int]) -> None:
+def _check_contiguous(steps: RingSteps, next_positions: Mapping[int, int], num_envs: int) -> None:
     """A ring has no holes: each row's steps follow each other, up to the position that comes next."""
-    full = np.flatnonzero(slots.length > 0)
-    env, start = slots.env[full], slots.position[full]
+    full = np.flatnonzero(steps.counts > 0)
+    env, start = steps.rows[full], steps.start[full]
     if not len(full):
         return
-    row_ends = np.r_[env[1:] != env[:-1], True]
+    row_ends = run_tails(env)
     following = np.r_[start[1:], 0]
     following[row_ends] = [next_positions.get(e, -1) for e in env[row_ends].tolist()]
-    holes = np.flatnonzero(start + slots.length[full] != following)
+    holes = np.flatnonzero(start + steps.counts[full] != following)
     if len(holes) or len(np.unique(env)) != int(row_ends.sum()):
         where = (
             f"env row {env[holes[0]]} has a hole before position {following[holes[0]]}" if len(holes) else "no order"
         )
         raise UsageError(
             f"the steps of the share don't follow each other without holes, as a ring's do ({where}); plan with "
-            f"num_envs={slots.rows}, which puts what is left end to end"
+            f"num_envs={num_envs}, which puts what is left end to end"
         )
+
+
+def _cut(steps: RingSteps, shape: tuple[int, int], opened: Mask, *, close: bool) -> Mask:
+    """A mask of the ring: the last steps of open episodes that do not go on there."""
+    full = np.flatnonzero(steps.counts > 0)
+    chosen = full[opened[full] & (~run_tails(steps.rows[full]) | close)]
+    out = np.zeros(shape, bool)
+    out[steps.rows[chosen], (steps.start + steps.counts - 1)[chosen] % steps.max_length] = True
+    return out
+
+
+def _runs(steps: RingSteps) -> tuple[Ints, Ints]:
+    """Steps, counted over all episodes, from which on they stand end to end, and the row and slot of each."""
+    full = np.flatnonzero(steps.counts > 0)
+    length, slot, row = steps.counts[full], steps.start[full] % steps.max_length, steps.rows[full] * steps.max_length
+    first = np.cumsum(length) - length
+    around = np.flatnonzero(slot + length > steps.max_length)  # the rest stands at the beginning of the same row
+    starts = np.append(first, (first + steps.max_length - slot)[around])
+    order = np.argsort(starts, kind="stable")
+    return starts[order], np.append(row + slot, row[around])[order]
 
 
 # -- their data --------------------------------------------------------------------------------------------------------
 
 
-def _in_place(share: Any, slots: _Slots) -> tuple[dict[Path, Array], dict[Path, Any]] | None:
+def _in_place(share: Any, steps: RingSteps, shape: tuple[int, int]) -> tuple[dict[Path, Array], dict[Path, Any]] | None:
     """The ring of each field, decoded straight into it, and the nest's empty nodes; None where that cannot be."""
     specs = share.row_specs() if hasattr(share, "row_specs") else None
     if specs is None:
@@ -212,59 +183,45 @@ def _in_place(share: Any, slots: _Slots) -> tuple[dict[Path, Array], dict[Path, 
         path: {} if spec.axis == "dict" else None for path, spec in specs.items() if spec.axis in NODES
     }
     rings = {
-        path: zeros((slots.rows, slots.slots, *spec.shape), dtypes.to_numpy(spec.dtype))
+        path: zeros((*shape, *spec.shape), dtypes.to_numpy(spec.dtype))
         for path, spec in specs.items()
         if path not in nodes
     }
-    share.read_into({path: _by_place(ring) for path, ring in rings.items()}, *slots.runs())
+    share.read_into({path: _by_place(ring) for path, ring in rings.items()}, *_runs(steps))
     return rings, nodes
 
 
-def _steps(share: Any, slots: _Slots) -> tuple[dict[Path, Array], dict[Path, Any]]:
-    """The ring of each field, put together episode by episode, and the nest's empty nodes."""
-    episodes = (steps for _, steps in share.stream()) if hasattr(share, "stream") else iter(share.read())
+def _one_by_one(share: Any, steps: RingSteps, shape: tuple[int, int]) -> tuple[dict[Path, Array], dict[Path, Any]]:
+    """The ring of each field, put together as episodes come, and the nest's empty nodes."""
+    episodes = (found for _, found in share.stream()) if hasattr(share, "stream") else iter(share.read())
+    left_out = getattr(share, "partly_late", ())
     rings: dict[Path, Array] = {}
     nodes: dict[Path, Any] = {}
-    done = 0
-    for lo, batch in _batches(episodes, getattr(share, "partly_late", ()), slots):
-        done = lo + len(batch)
-        full = [leaves for leaves, n in zip(batch, slots.length[lo:done].tolist(), strict=True) if n]
-        if not full:
-            continue
-        if not rings:
-            nodes = {path: leaf for path, leaf in full[0].items() if leaf is None or isinstance(leaf, dict)}
-            rings = {path: _new_ring(leaf, slots) for path, leaf in full[0].items() if path not in nodes}
-        _check_alike(full, rings, nodes)
-        index = slots.of(lo, done)
-        for path, ring in rings.items():
-            _put(ring, index, [leaves[path] for leaves in full])
-    if done != len(slots.length):
-        raise UsageError(f"the share's layout has {len(slots.length)} episodes, reading it gave {done}")
-    return rings, nodes
-
-
-def _batches(
-    episodes: Iterable[Mapping[str, Any]], left_out: Iterable[Path], slots: _Slots
-) -> Iterator[tuple[int, list[dict[Path, Any]]]]:
-    """(number of the first, flattened steps) of neighbouring episodes, some megabytes at a time."""
-    batch: list[dict[Path, Any]] = []
-    start = nbytes = 0
-    for i, nest in enumerate(episodes):
-        if i >= len(slots.length):
-            raise UsageError(f"the share's layout has {len(slots.length)} episodes, reading it gave more")
+    done, stop, count = 0, np.cumsum(steps.counts).tolist(), len(steps.counts)
+    for nest in episodes:
+        if done == count:
+            raise UsageError(f"the share's layout has {count} episodes, reading it gave more")
+        length = int(steps.counts[done])
         leaves = {path: leaf for path, leaf in nests.flatten(nest) if path not in left_out}
-        _check_rows(leaves, int(slots.length[i]))
-        batch.append(leaves)
-        nbytes += sum(leaf.nbytes for leaf in leaves.values() if isinstance(leaf, np.ndarray))
-        if nbytes >= BATCH_BYTES:
-            yield start, batch
-            batch, start, nbytes = [], i + 1, 0
-    if batch:
-        yield start, batch
+        if length:
+            _check_rows(leaves, length)
+            if not rings:
+                nodes = {path: leaf for path, leaf in leaves.items() if leaf is None or isinstance(leaf, dict)}
+                rings = {path: _new_ring(leaf, shape) for path, leaf in leaves.items() if path not in nodes}
+            _check_alike(leaves, rings, nodes)
+            places: Any = steps.places[stop[done] - length : stop[done]]
+            if places[-1] - places[0] == length - 1:  # else it goes around the row's end
+                places = slice(int(places[0]), int(places[-1]) + 1)
+            for path, ring in rings.items():
+                _by_place(ring)[places] = leaves[path]
+        done += 1
+    if done != count:
+        raise UsageError(f"the share's layout has {count} episodes, reading it gave {done}")
+    return rings, nodes
 
 
 def _check_rows(leaves: Mapping[Path, Any], length: int) -> None:
-    for path, leaf in leaves.items() if length else ():
+    for path, leaf in leaves.items():
         if leaf is None or (isinstance(leaf, dict) and not leaf):
             continue
         if not isinstance(leaf, np.ndarray) or leaf.ndim == 0 or len(leaf) != length:
@@ -274,25 +231,23 @@ def _check_rows(leaves: Mapping[Path, Any], length: int) -> None:
             )
 
 
-def _check_alike(batch: Sequence[Mapping[Path, Any]], rings: Mapping[Path, Array], nodes: Mapping[Path, Any]) -> None:
-    for leaves in batch:
-        if leaves.keys() != rings.keys() | nodes.keys():
-            path = next(iter(leaves.keys() ^ (rings.keys() | nodes.keys())))
+def _check_alike(leaves: Mapping[Path, Any], rings: Mapping[Path, Array], nodes: Mapping[Path, Any]) -> None:
+    if leaves.keys() != rings.keys() | nodes.keys():
+        path = next(iter(leaves.keys() ^ (rings.keys() | nodes.keys())))
+        raise FieldError(
+            f"some episodes of the share have a field {show(path)!r}, others do not; a ring holds one kind"
+        )
+    for path, ring in rings.items():
+        leaf = leaves[path]
+        if not isinstance(leaf, np.ndarray) or (leaf.dtype, leaf.shape[1:]) != (ring.dtype, ring.shape[2:]):
             raise FieldError(
-                f"some episodes of the share have a field {show(path)!r}, others do not; a ring holds one kind"
+                f"field {show(path)!r} differs between episodes of the share in dtype or shape; a ring holds one kind"
             )
-        for path, ring in rings.items():
-            leaf = leaves[path]
-            if not isinstance(leaf, np.ndarray) or (leaf.dtype, leaf.shape[1:]) != (ring.dtype, ring.shape[2:]):
-                raise FieldError(
-                    f"field {show(path)!r} differs between episodes of the share in dtype or shape; a ring holds one "
-                    "kind"
-                )
 
 
-def _new_ring(leaf: Array, slots: _Slots) -> Array:
-    shape = (slots.rows, slots.slots, *leaf.shape[1:])
-    return np.full(shape, "", object) if leaf.dtype == object else zeros(shape, leaf.dtype)
+def _new_ring(leaf: Array, shape: tuple[int, int]) -> Array:
+    whole = (*shape, *leaf.shape[1:])
+    return np.full(whole, "", object) if leaf.dtype == object else zeros(whole, leaf.dtype)
 
 
 def _by_place(ring: Array) -> Array:
@@ -300,27 +255,13 @@ def _by_place(ring: Array) -> Array:
     return ring.reshape(ring.shape[0] * ring.shape[1], *ring.shape[2:])
 
 
-def _put(ring: Array, index: Ints, parts: Sequence[Array]) -> None:
-    """Episodes, each in one row of the ring, into their places."""
-    flat = _by_place(ring)
-    if len(index) < LONG_RUN * len(parts):
-        flat[index] = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return
-    start = 0
-    for part in parts:
-        places = index[start : start + len(part)]
-        start += len(part)
-        together = int(places[-1]) - int(places[0]) == len(places) - 1  # else it goes around the row's end
-        flat[slice(int(places[0]), int(places[-1]) + 1) if together else places] = part
-
-
-def _column(name: str, values: Array, slots: _Slots) -> Array:
-    index = slots.of(0, len(slots.length))
-    if values.ndim == 0 or len(values) != len(index):
-        count = len(values) if values.ndim else "no"
-        raise ColumnError(f"column {name!r} of the share has {count} values for {len(index)} live steps")
-    ring = _new_ring(values, slots)
-    _by_place(ring)[index] = values
+def _column(name: str, values: Array, steps: RingSteps, shape: tuple[int, int]) -> Array:
+    count = len(steps.places)
+    if values.ndim == 0 or len(values) != count:
+        given = len(values) if values.ndim else "no"
+        raise ColumnError(f"column {name!r} of the share has {given} values for {count} live steps")
+    ring = _new_ring(values, shape)
+    _by_place(ring)[steps.places] = values
     return ring
 
 

@@ -86,7 +86,7 @@ def _appended(
     _append_unseen(inner, ring, start, {path: plain(leaf) for path, leaf in leaves.items()}, how)
     evicted = np.flatnonzero(ring.pos > ring.size)
     inner.evict_before(ring.env_ids[evicted], (ring.pos - ring.size)[evicted])
-    return {name: _as_numpy(ring.live.take(value, inner.column), name) for name, value in columns.items()}
+    return {name: nests.as_array(ring.live.take(value, inner.column), name) for name, value in columns.items()}
 
 
 def _append_unseen(inner: Buffer, ring: Ring, start: Ints, leaves: dict[Path, Any], how: dict[str, Any]) -> None:
@@ -96,7 +96,9 @@ def _append_unseen(inner: Buffer, ring: Ring, start: Ints, leaves: dict[Path, An
         return
     unseen = RingSteps(rows, start[rows], ring.pos[rows], ring.max_length)
     of_all = {name: _given(unseen, how, name) for name in _OPTIONS if name not in _WEIGHTS}
-    slabs = _slabs(ring, start, _bytes_a_step(ring, leaves))
+    held = sum(leaf.size * _OBJECT_BYTES if leaf.dtype == object else leaf.nbytes for leaf in leaves.values())
+    step_bytes = _BOOKKEEPING_BYTES + int(held) // (len(ring.pos) * ring.max_length)
+    slabs = _slabs(unseen, int(ring.size.sum()), step_bytes)
     inner.append_parts((_part(inner, ring, slab, leaves, how) for slab in slabs), _env_runs(ring, unseen), **of_all)
 
 
@@ -115,39 +117,23 @@ def _env_runs(ring: Ring, steps: RingSteps) -> Steps:
     return Steps(ring.env_ids[steps.rows], steps.start, steps.start + steps.counts)
 
 
-def _slabs(ring: Ring, start: Ints, step_bytes: int) -> Iterator[RingSteps]:
+def _slabs(unseen: RingSteps, live_steps: int, step_bytes: int) -> Iterator[RingSteps]:
     """The unseen steps as slabs of time, oldest first: rows at the same distance from their newest step are together,
     because a full ring overwrites them together."""
-    rows = ring.rows[start[ring.rows] < ring.pos[ring.rows]]
-    if not len(rows):
-        return
-    start, stop = start[rows], ring.pos[rows]
-    longest = int((stop - start).max())
-    size = slab_bytes(int(ring.size.sum()) * step_bytes, len(rows), step_bytes, MAX_CALL_BYTES)
+    rows, start, stop = unseen.rows, unseen.start, unseen.start + unseen.counts
+    longest = int(unseen.counts.max())
+    size = slab_bytes(live_steps * step_bytes, len(rows), step_bytes, MAX_CALL_BYTES)
     most = max(1, size // step_bytes)
     depth = min(longest, max(1, most // len(rows)))
-    depth = _even(-(-longest // -(-longest // depth)))  # of slabs of equal size
+    depth = -(-longest // -(-longest // depth))  # of slabs of equal size
+    depth -= depth % 4 if depth > 16 else 0  # a little less, so that chunks can be equal parts of it
     for far in range(longest, 0, -depth):
         lo, hi = np.maximum(start, stop - far), np.maximum(start, stop - max(0, far - depth))
         present = np.flatnonzero(hi > lo)
         at_once = max(1, most // depth)
         for i in range(0, len(present), at_once):
             chosen = present[i : i + at_once]
-            yield RingSteps(rows[chosen], lo[chosen], hi[chosen], ring.max_length)
-
-
-def _even(depth: int) -> int:
-    """A little less, so that chunks can be equal parts of it."""
-    return depth - depth % 4 if depth > 16 else depth
-
-
-def _bytes_a_step(ring: Ring, leaves: Mapping[Path, Any]) -> int:
-    held = sum(leaf.size * _OBJECT_BYTES if leaf.dtype == object else leaf.nbytes for leaf in leaves.values())
-    return _BOOKKEEPING_BYTES + int(held) // (len(ring.pos) * ring.max_length)
-
-
-def _as_numpy(value: Any, name: str) -> Array:
-    return dtypes.from_torch(value, where=name) if is_tensor(value) else np.asarray(value)
+            yield RingSteps(rows[chosen], lo[chosen], hi[chosen], unseen.max_length)
 
 
 # -- what a ring holds ------------------------------------------------------------------------------------------------
