@@ -148,7 +148,7 @@ def leftovers(
     that can still be recovered; nothing where the store cannot say what there is, or a later commit what it names (of
     an archive that is open at an earlier one). needed: shards and chunk files that rows are known to name. Adds to
     `evidence` what these objects say. Reads what is small."""
-    if storage.driver.scanning is None:
+    if not storage.driver.can("scan"):
         return []
     there = stored(storage)
     try:

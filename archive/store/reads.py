@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from archive.base import Gate, ShortReadError, StorageError, Task, UsageError, in_any_order, in_child, in_order, tasks
 from archive.store.connection import Connection
-from archive.store.drivers import Buffer, Cause, Driver, GetRanges, judge
+from archive.store.drivers import Buffer, Cause, Driver, judge
 from archive.store.retry import Try
 from archive.store.root import check_key
 
@@ -95,10 +95,10 @@ class ObjectReader(Connection):
 
         Ranges of one object are read together where the store can.
         """
-        ranging = self.driver.ranging
-        if ranging is None:
+        driver = self.driver
+        if not driver.can("get_ranges"):
             return [_as_bytes(data) for data in self._gather([self._range_job(one) for one in ranges])]
-        read = _reading(ranging)
+        read = _reading(driver)
         found = self._gather([self._batch_job(read, batch) for batch in _batches(ranges, LARGE_BATCH_BYTES)])
         return [data for batch in found for data in batch]
 
@@ -107,9 +107,9 @@ class ObjectReader(Connection):
 
         Closing it cancels what was read ahead. Let go of what you have used: its memory may then serve the next reads.
         """
-        ranging = self.driver.ranging
-        if ranging is not None:
-            return self._iter_batches(ranging, ranges, max_bytes)
+        driver = self.driver
+        if driver.can("get_ranges"):
+            return self._iter_batches(driver, ranges, max_bytes)
         jobs = (self._range_job(one) for one in ranges)
         return in_order(self.engine().pool, jobs, max_ahead=2 * self.concurrency, max_bytes=max_bytes)
 
@@ -138,7 +138,7 @@ class ObjectReader(Connection):
     @property
     def scatters(self) -> bool:
         """True if `scatter` is to be had."""
-        return self.driver.scattering is not None
+        return self.driver.can("read_into")
 
     def scatter(self, key: str, start: int, rooms: Sequence[memoryview], *, again: bool = False) -> None:
         """Fill memory of the caller's, `rooms` one after the other, with the bytes of an object from `start` on.
@@ -148,11 +148,10 @@ class ObjectReader(Connection):
         """
         stop = start + sum(len(room) for room in rooms)
         self._check_range(key, start, stop)
-        scattering = self.driver.scattering
-        assert scattering is not None
+        driver = self.driver
 
         def attempt(this: Try) -> None:
-            came = scattering.scatter(key, start, rooms, this.timeout_s)
+            (came,) = driver.read_into(key, [start], [rooms], this.timeout_s)
             self.stats.add(get=-int(again), bytes_in=came)
             _check_length(came, start, stop, self.full_url(key))
 
@@ -200,13 +199,13 @@ class ObjectReader(Connection):
         return self.request("get", key, attempt, cancelled)
 
     def _iter_batches(
-        self, ranging: GetRanges, ranges: Iterable[RangeLike], max_bytes: int
+        self, driver: Driver, ranges: Iterable[RangeLike], max_bytes: int
     ) -> Generator[Buffer, None, None]:
         """Small ranges of one object are read in one go, where all are small by the caller's own thread: handing them
         to another would take longer than reading them."""
         wanted = list(ranges)
         small = all(one.stop - one.start <= BATCH_BYTES for one in wanted)
-        read = _reading_into(ranging, _memory())
+        read = _reading_into(driver, _memory())
         batch_bytes = min(SMALL_BATCH_BYTES if small else BATCH_BYTES, max_bytes // 2)
         jobs = (self._batch_job(read, batch) for batch in _batches(wanted, batch_bytes))
         ahead: Generator[Sequence[Buffer], None, None]
@@ -280,16 +279,16 @@ def _memory() -> Memory:
 in_child(_memory.cache_clear)
 
 
-def _reading(ranging: GetRanges) -> Read[bytes]:
+def _reading(driver: Driver) -> Read[bytes]:
     def read(key: str, batch: Sequence[RangeLike], timeout_s: float) -> Sequence[bytes]:
-        return ranging.get_ranges(key, [(one.start, one.stop) for one in batch], timeout_s)
+        return driver.get_ranges(key, [(one.start, one.stop) for one in batch], timeout_s)
 
     return read
 
 
-def _reading_into(ranging: GetRanges, memory: Memory) -> Read[Buffer]:
+def _reading_into(driver: Driver, memory: Memory) -> Read[Buffer]:
     """ObjectReader into memory that is used again what is large and fits into a piece of it."""
-    plain = _reading(ranging)
+    plain = _reading(driver)
 
     def read(key: str, batch: Sequence[RangeLike], timeout_s: float) -> Sequence[Buffer]:
         bounds = list(accumulate((one.stop - one.start for one in batch), initial=0))
@@ -297,8 +296,8 @@ def _reading_into(ranging: GetRanges, memory: Memory) -> Read[Buffer]:
             return plain(key, batch, timeout_s)
         piece = memory.take().data
         rooms = [piece[start:stop] for start, stop in pairwise(bounds)]
-        found = ranging.get_ranges_into(key, [one.start for one in batch], rooms, timeout_s)
-        return [data.toreadonly() for data in found]
+        came = driver.read_into(key, [one.start for one in batch], [[room] for room in rooms], timeout_s)
+        return [room[:count].toreadonly() for room, count in zip(rooms, came, strict=True)]
 
     return read
 

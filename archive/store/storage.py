@@ -29,7 +29,7 @@ from archive.base import (
     in_order,
     tasks,
 )
-from archive.store.drivers import PAGE, Buffer, DeleteMany, Listed, ObjectInfo
+from archive.store.drivers import PAGE, Buffer, Listed, ObjectInfo
 from archive.store.reads import ObjectReader
 from archive.store.retry import Try
 from archive.store.root import check_key, check_listed
@@ -48,8 +48,7 @@ class Storage(ObjectReader):
 
     def exclusive(self) -> bool:
         """True if the store is known to have a create-only put."""
-        creating = self.driver.creating
-        return creating is not None and creating.exclusive
+        return self.driver.exclusive
 
     @property
     def lists_at_once(self) -> bool:
@@ -71,8 +70,8 @@ class Storage(ObjectReader):
         NotExclusiveError if the store has no such put (but see `single_writer`); nothing is written then.
         """
         check_key(key)
-        creating, parts = self.driver.creating, _as_parts(data)
-        if creating is None:
+        driver, parts = self.driver, _as_parts(data)
+        if not driver.can("create"):
             raise NotExclusiveError(
                 f"create {self.full_url(key)}: no create-only put is known for {self.root.protocol!r}, so two writers "
                 "could overwrite each other; use a local folder, memory, s3, gs or az, or connect with "
@@ -81,7 +80,7 @@ class Storage(ObjectReader):
 
         def attempt(this: Try) -> None:
             self.stats.add(bytes_out=sum(map(len, parts)), head=int(self.single_writer))
-            creating.create(key, parts, this.timeout_s)
+            driver.create(key, parts, this.timeout_s)
 
         self.request("create", key, attempt)
 
@@ -133,7 +132,7 @@ class Storage(ObjectReader):
     def copies_from(self, source: Storage) -> bool:
         """True if objects of `source` lie in the same store, which can copy them here by itself."""
         same = (source.root.protocol, source.root.options) == (self.root.protocol, self.root.options)
-        return same and self.driver.copying is not None
+        return same and self.driver.can("copy")
 
     def copy_from(self, source: Storage, source_key: str, key: str, *, least_bytes: int = 0) -> None:
         """Has the store copy an object (see `copies_from`); none of its bytes are read here. Whole or not at all.
@@ -148,8 +147,8 @@ class Storage(ObjectReader):
                 "`archive verify` there"
             )
         check_key(key)
-        here, there = self.driver.copying, source.driver.copying
-        if here is None or there is None:
+        here, there = self.driver, source.driver
+        if not (here.can("copy") and there.can("copy")):
             raise UsageError(f"{self.full_url(key)}: its store does not copy objects by itself")
 
         def attempt(this: Try) -> None:
@@ -179,7 +178,7 @@ class Storage(ObjectReader):
         """
         if per_second is not None and per_second <= 0:
             raise UsageError(f"per_second={per_second} must be above zero, or None for no limit")
-        errors, delete = Errors(), partial(self._delete_batch, self.driver.deleting)
+        errors, delete = Errors(), partial(self._delete_batch, self.driver.can("delete_many"))
         batches = tasks(delete, _paced(keys, per_second))
         for batch, left, refused in in_order(self.engine().pool, batches, max_ahead=_BATCHES_AT_ONCE, settle=True):
             errors |= refused | self._delete_singly(left)
@@ -194,15 +193,15 @@ class Storage(ObjectReader):
         is iterated, and never cached.
         """
         folder = check_key(prefix.rstrip("/")) if prefix else ""
-        scanning, after = self.driver.scanning, ""
-        if scanning is None:
+        driver, after = self.driver, ""
+        if not driver.can("scan"):
             raise StorageError(f"scan {self.full_url(folder)}: this store's driver cannot say what lies below a folder")
-        found = scanning.scan(folder, after, self.deadline_s)
+        found = driver.scan(folder, after, self.deadline_s)
 
         def attempt(this: Try) -> Sequence[Listed]:
             nonlocal found
             if this.number > 1:
-                found = scanning.scan(folder, after, this.timeout_s)
+                found = driver.scan(folder, after, this.timeout_s)
             return next(found, [])
 
         while page := self.request("list", folder, attempt):
@@ -218,8 +217,8 @@ class Storage(ObjectReader):
         mounted from elsewhere, or goes through any other filesystem of fsspec), it is when the newest object below the
         folder `prefix` was made: things are at least as old as they look by that.
         """
-        folder, telling = check_key(prefix), self.driver.telling
-        now = telling and self.request("list", folder, lambda this: telling.now(folder, this.timeout_s))
+        folder, driver = check_key(prefix), self.driver
+        now = driver.can("now") and self.request("list", folder, lambda this: driver.now(folder, this.timeout_s))
         made = [] if now else [one.modified for one in self.scan(folder)]
         if not (now or made):
             raise StorageError(f"clock of {self.full_url(folder)}: this store says no time, and nothing is there")
@@ -227,14 +226,14 @@ class Storage(ObjectReader):
 
     def versioned(self) -> bool | None:
         """True if what is deleted stays as an older version, which takes space; None where the store does not say."""
+        driver = self.driver
         try:
-            versioning = self.driver.versioning
+            if not driver.can("versioned"):
+                return None
         except ImportError:
             return None
-        if versioning is None:
-            return None
         try:
-            return self.request("head", "", lambda this: versioning.versioned(this.timeout_s))
+            return self.request("head", "", lambda this: driver.versioned(this.timeout_s))
         except StorageError:  # refused, or not known to this store
             return None
 
@@ -283,16 +282,15 @@ class Storage(ObjectReader):
         self.request("delete", check_key(key), attempt, cancelled)
 
     def _delete_batch(
-        self, deleting: DeleteMany | None, batch: Sequence[str], cancelled: threading.Event
+        self, together: bool, batch: Sequence[str], cancelled: threading.Event
     ) -> tuple[Sequence[str], Sequence[str], Errors]:
         """Delete a batch by one request; the batch, the keys of it that are to be tried one by one, and what the store
         refused. DeadlineError where nothing answers."""
-        if deleting is None:
+        driver = self.driver
+        if not together:
             return batch, batch, {}
         try:
-            found = self.request(
-                "delete", batch[0], lambda this: deleting.delete_many(batch, this.timeout_s), cancelled
-            )
+            found = self.request("delete", batch[0], lambda this: driver.delete_many(batch, this.timeout_s), cancelled)
         except DeadlineError:
             raise
         except AccessDeniedError as error:

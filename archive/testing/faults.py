@@ -49,13 +49,8 @@ class FaultyDriver(DelegatingDriver):
         super().__init__(inner)
         self._injection = injection
 
-    @property
-    def ranging(self) -> None:
-        return None
-
-    @property
-    def scattering(self) -> None:
-        return None
+    def can(self, verb: str) -> bool:
+        return verb not in ("get_ranges", "read_into") and super().can(verb)
 
     def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> Buffer:
         strikes = self._injection.strikes("get", key)
@@ -71,11 +66,9 @@ class FaultyDriver(DelegatingDriver):
         self._sent(strikes, lambda: self._inner.put(key, kept, timeout_s), timeout_s)
 
     def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
-        creating = self._inner.creating
-        assert creating is not None
         strikes = self._injection.strikes("create", key)
         kept = [_changed(b"".join(parts), self._injection)] if strikes else parts
-        self._sent(strikes, lambda: creating.create(key, kept, timeout_s), timeout_s)
+        self._sent(strikes, lambda: self._inner.create(key, kept, timeout_s), timeout_s)
 
     def _ask(self, verb: str, key: str, call: Callable[[Driver], T], timeout_s: float) -> T:
         return self._sent(self._injection.strikes(verb, key), lambda: call(self._inner), timeout_s)

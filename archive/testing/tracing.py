@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from archive.store import around
-from archive.store.drivers import Buffer, DelegatingDriver, Driver, GetRanges, Scatter
+from archive.store.drivers import Buffer, DelegatingDriver, Driver
 from archive.testing.roots import is_within, url_of
 from archive.testing.traces import Trace, Traced
 
@@ -37,14 +37,6 @@ class TracedDriver(DelegatingDriver):
             for row in rows:
                 row.seconds = time.perf_counter() - started
 
-    @property
-    def ranging(self) -> GetRanges | None:
-        return self if self._inner.ranging is not None else None
-
-    @property
-    def scattering(self) -> Scatter | None:
-        return self if self._inner.scattering is not None else None
-
     def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> Buffer:
         with self._noted("get", key, [(start, stop)]) as (row,):
             data = self._inner.get(key, start, stop, timeout_s)
@@ -52,28 +44,21 @@ class TracedDriver(DelegatingDriver):
             return data
 
     def get_ranges(self, key: str, spans: Sequence[tuple[int, int]], timeout_s: float) -> Sequence[bytes]:
-        assert self._inner.ranging is not None
         asked = [span for span in spans if span[1] > span[0]]  # for others nothing is sent
         with self._noted("get", key, asked) as rows:
-            found = self._inner.ranging.get_ranges(key, spans, timeout_s)
-            _came(rows, found)
+            found = self._inner.get_ranges(key, spans, timeout_s)
+            _came(rows, map(len, found))
             return found
 
-    def get_ranges_into(
-        self, key: str, starts: Sequence[int], rooms: Sequence[memoryview], timeout_s: float
-    ) -> Sequence[memoryview]:
-        assert self._inner.ranging is not None
-        asked = [(start, start + len(room)) for start, room in zip(starts, rooms, strict=True) if len(room)]
+    def read_into(
+        self, key: str, starts: Sequence[int], rooms: Sequence[Sequence[memoryview]], timeout_s: float
+    ) -> Sequence[int]:
+        sizes = [sum(map(len, of)) for of in rooms]
+        asked = [(start, start + size) for start, size in zip(starts, sizes, strict=True) if size]
         with self._noted("get", key, asked) as rows:
-            found = self._inner.ranging.get_ranges_into(key, starts, rooms, timeout_s)
-            _came(rows, found)
-            return found
-
-    def scatter(self, key: str, start: int, rooms: Sequence[memoryview], timeout_s: float) -> int:
-        assert self._inner.scattering is not None
-        with self._noted("get", key, [(start, start + sum(map(len, rooms)))]) as (row,):
-            row.bytes_in = self._inner.scattering.scatter(key, start, rooms, timeout_s)
-            return row.bytes_in
+            came = self._inner.read_into(key, starts, rooms, timeout_s)
+            _came(rows, came)
+            return came
 
     def stream(self, key: str, start: int, stop: int, take: Callable[[Buffer], None], timeout_s: float) -> None:
         with self._noted("get", key, [(start, stop)]) as (row,):
@@ -90,10 +75,9 @@ class TracedDriver(DelegatingDriver):
             self._inner.put(key, parts, timeout_s)
 
     def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
-        assert self._inner.creating is not None
         with self._noted("create", key) as (row,):
             row.bytes_out = sum(map(len, parts))
-            self._inner.creating.create(key, parts, timeout_s)
+            self._inner.create(key, parts, timeout_s)
 
     def list(self, prefix: str, timeout_s: float) -> tuple[list[str], int]:
         with self._noted("list", prefix):
@@ -107,9 +91,9 @@ class TracedDriver(DelegatingDriver):
             return call(self._inner)
 
 
-def _came(rows: Sequence[Traced], found: Sequence[Buffer]) -> None:
-    for row, data in zip(rows, (one for one in found if len(one)), strict=False):
-        row.bytes_in = len(data)
+def _came(rows: Sequence[Traced], sizes: Iterable[int]) -> None:
+    for row, size in zip(rows, filter(None, sizes), strict=False):
+        row.bytes_in = size
 
 
 @contextmanager

@@ -39,13 +39,8 @@ class FarDriver(LocalDriver):
         self._others: dict[str, threading.Event] = {}
         self._lock = threading.Lock()
 
-    @property
-    def ranging(self) -> None:  # type: ignore[override]
-        return None
-
-    @property
-    def scattering(self) -> None:
-        return None
+    def can(self, verb: str) -> bool:
+        return verb not in ("get_ranges", "read_into") and super().can(verb)
 
     def stream(self, key: str, start: int, stop: int, take: Callable[[Buffer], None], timeout_s: float) -> None:
         with self._lock:

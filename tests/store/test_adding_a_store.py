@@ -50,10 +50,6 @@ class ShelfDriver(Driver):
         inside = [key.removeprefix(stem).partition("/") for key in list(self._held) if key.startswith(stem)]
         return sorted({name + slash for name, slash, _ in inside}), 1
 
-    @property
-    def scanning(self) -> ShelfDriver:
-        return self
-
     def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Listed]]:
         stem = f"{prefix}/" if prefix else ""
         keys = sorted(key for key in list(self._held) if key.startswith(stem) and key > after)
@@ -72,10 +68,6 @@ class ToyDriver(ShelfDriver):
     """The same, with a create of its own."""
 
     exclusive = True
-
-    @property
-    def creating(self) -> ToyDriver:
-        return self
 
     def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         with _lock:

@@ -195,31 +195,26 @@ def test_large_reads_are_completed_or_refused(tmp_path: Path, monkeypatch: pytes
         list(storage.iter_ranges(ranges, max_bytes=1 << 26))
 
 
-@pytest.mark.skipif(not hasattr(os, "preadv"), reason="there is no such read there")
+@pytest.mark.parametrize("available", [True, False])
 def test_a_read_into_many_rooms_is_completed_or_refused_and_counted_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, available: bool
 ) -> None:
     storage = Storage.connect(tmp_path)
     storage.put("x", DATA * 4)
     before = storage.stats.snapshot()
     rooms = [memoryview(bytearray(1 + i % 3)) for i in range(1500)]
     wanted = sum(len(room) for room in rooms)
-    read = os.preadv
-    monkeypatch.setattr(os, "preadv", lambda file, buffers, at: read(file, [buffers[0][:2]], at))
+    read = getattr(os, "preadv", None)
+    if read is None or not available:
+        monkeypatch.delattr(os, "preadv", raising=False)
+    else:
+        monkeypatch.setattr(os, "preadv", lambda file, buffers, at: read(file, [buffers[0][:2]], at))
     storage.scatter("x", 5, rooms)
     storage.scatter("x", 5 + wanted, [memoryview(bytearray(7))], again=True)
     assert b"".join(rooms) == (DATA * 4)[5 : 5 + wanted]
     assert (storage.stats - before).as_dict() == IOStats(get=1, bytes_in=wanted + 7).as_dict()
     with pytest.raises(ShortReadError, match="3 of the 9 bytes"):
         storage.scatter("x", 4 * len(DATA) - 3, [memoryview(bytearray(4)), memoryview(bytearray(5))])
-
-
-def test_without_such_a_call_nothing_is_read_into_memory_of_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(os, "preadv", raising=False)
-    assert not Storage.connect(tmp_path).scatters
-    assert not Storage.connect("memory://x").scatters
 
 
 @pytest.mark.parametrize("name", ["writev", "fsync", "replace", "link"])

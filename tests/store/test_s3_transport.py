@@ -15,7 +15,7 @@ import pytest
 from archive.base.errors import AccessDeniedError, StorageError
 from archive.store import Storage
 from archive.store.drivers import s3options, s3transport
-from archive.store.drivers.protocols import Location
+from archive.store.drivers.driver import Location
 from archive.store.drivers.s3options import Session, UntranslatedError, settings, understood
 from tests.support import servers
 from tests.support.backends import Backend, Proxied

@@ -2,22 +2,8 @@
 
 from __future__ import annotations
 
+from archive.store.drivers.driver import PAGE, Buffer, Driver, Listed, Location, ObjectInfo
 from archive.store.drivers.failures import Cause, chain_of, judge, unreached
-from archive.store.drivers.protocols import (
-    PAGE,
-    Buffer,
-    Copy,
-    Create,
-    DeleteMany,
-    Driver,
-    GetRanges,
-    Listed,
-    Location,
-    ObjectInfo,
-    Scan,
-    Scatter,
-    Tell,
-)
 from archive.store.drivers.registry import open_driver, register, similar_protocols
 from archive.store.drivers.s3transport import OWN_OPTIONS
 from archive.store.drivers.wrappers import DelegatingDriver, SingleWriterDriver
@@ -27,19 +13,12 @@ __all__ = [
     "PAGE",
     "Buffer",
     "Cause",
-    "Copy",
-    "Create",
     "DelegatingDriver",
-    "DeleteMany",
     "Driver",
-    "GetRanges",
     "Listed",
     "Location",
     "ObjectInfo",
-    "Scan",
-    "Scatter",
     "SingleWriterDriver",
-    "Tell",
     "chain_of",
     "judge",
     "open_driver",

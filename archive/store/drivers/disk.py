@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from archive.base import NotExclusiveError, UnsafePathError, layout
-from archive.store.drivers.protocols import Buffer
+from archive.store.drivers.driver import Buffer
 
 WINDOWS = os.name == "nt"
 _NO_HARD_LINKS = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS))
@@ -141,33 +141,25 @@ def _read_at(descriptor: int, size: int, start: int) -> bytes:
     return os.read(descriptor, size)
 
 
-def read_into(descriptor: int, room: memoryview, start: int) -> memoryview:
-    """The part of `room` that bytes from `start` on have filled: all of it, unless the file ends before."""
-    filled = 0
-    while filled < len(room) and (count := _read_some(descriptor, room[filled:], start + filled)):
-        filled += count
-    return room[:filled]
-
-
-def _read_some(descriptor: int, room: memoryview, start: int) -> int:
-    if hasattr(os, "preadv"):
-        return os.preadv(descriptor, [room], start)
-    piece = _read_at(descriptor, len(room), start)
-    room[: len(piece)] = piece
-    return len(piece)
-
-
-def read_over(descriptor: int, rooms: Sequence[memoryview], start: int) -> int:
+def read_into(descriptor: int, start: int, rooms: Sequence[memoryview]) -> int:
     """The number of bytes from `start` on that have filled `rooms`; fewer than they hold if the file ends before."""
     filled = 0
     for rest in _batches(rooms, _READ_BYTES):
         while rest:
-            count = os.preadv(descriptor, rest, start + filled)
+            count = _read_some(descriptor, rest, start + filled)
             if not count:
                 return filled
             filled += count
             rest = _after(rest, count)
     return filled
+
+
+def _read_some(descriptor: int, rooms: Sequence[memoryview], start: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, rooms, start)
+    piece = _read_at(descriptor, len(rooms[0]), start)
+    rooms[0][: len(piece)] = piece
+    return len(piece)
 
 
 def write_temporary(path: str, parts: Sequence[Buffer]) -> str:
@@ -195,7 +187,7 @@ def _open_new(folder: str, path: str) -> int:
 
 
 def _write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
-    views = [memoryview(part).cast("B") for part in parts if len(part)]
+    views = [memoryview(part).cast("B") for part in parts]
     _reserve(descriptor, sum(map(len, views)))
     begun = written = 0
     for rest in _batches(views, _WRITE_BYTES):
@@ -209,10 +201,10 @@ def _write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
 
 
 def _batches(parts: Sequence[memoryview], max_bytes: int) -> Iterator[Sequence[memoryview]]:
-    """Parts for one call of the operating system each."""
+    """Parts for one call of the operating system each; none of them is empty."""
     batch: list[memoryview] = []
     size = 0
-    for part in parts:
+    for part in filter(len, parts):
         if batch and (size + len(part) > max_bytes or len(batch) == _PARTS):
             yield batch
             batch, size = [], 0

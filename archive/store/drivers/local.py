@@ -12,7 +12,7 @@ from itertools import islice
 
 from archive.base import layout
 from archive.store.drivers import disk
-from archive.store.drivers.protocols import PAGE, Buffer, Driver, Listed, Location, ObjectInfo
+from archive.store.drivers.driver import PAGE, Buffer, Driver, Listed, Location, ObjectInfo
 
 
 class LocalDriver(Driver):
@@ -28,25 +28,8 @@ class LocalDriver(Driver):
         self._root = place.target
         self._inside = disk.Inside(place.target, place.allowed)
 
-    @property
-    def creating(self) -> LocalDriver:
-        return self
-
-    @property
-    def ranging(self) -> LocalDriver:
-        return self
-
-    @property
-    def scanning(self) -> LocalDriver:
-        return self
-
-    @property
-    def scattering(self) -> LocalDriver | None:
-        return self if hasattr(os, "preadv") else None
-
-    @property
-    def telling(self) -> LocalDriver | None:
-        return self if disk.of_this_machine(self._root) else None
+    def can(self, verb: str) -> bool:
+        return super().can(verb) and (verb != "now" or disk.of_this_machine(self._root))
 
     def now(self, folder: str, timeout_s: float) -> datetime:
         """Look at the clock that the operating system gives files their times by."""
@@ -63,16 +46,13 @@ class LocalDriver(Driver):
             disk.announce(descriptor, spans)
             return [disk.read_span(descriptor, start, min(stop, size)) for start, stop in spans]
 
-    def get_ranges_into(
-        self, key: str, starts: Sequence[int], rooms: Sequence[memoryview], timeout_s: float
-    ) -> list[memoryview]:
+    def read_into(
+        self, key: str, starts: Sequence[int], rooms: Sequence[Sequence[memoryview]], timeout_s: float
+    ) -> list[int]:
         with self._inside.opened(self._path(key)) as descriptor:
-            disk.announce(descriptor, [(start, start + len(room)) for start, room in zip(starts, rooms, strict=True)])
-            return [disk.read_into(descriptor, room, start) for start, room in zip(starts, rooms, strict=True)]
-
-    def scatter(self, key: str, start: int, rooms: Sequence[memoryview], timeout_s: float) -> int:
-        with self._inside.opened(self._path(key)) as descriptor:
-            return disk.read_over(descriptor, rooms, start)
+            if len(starts) > 1:
+                disk.announce(descriptor, [(at, at + sum(map(len, of))) for at, of in zip(starts, rooms, strict=True)])
+            return [disk.read_into(descriptor, at, of) for at, of in zip(starts, rooms, strict=True)]
 
     def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         path = self._path(key)

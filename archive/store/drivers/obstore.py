@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from archive.base import StorageError, thread_pool
+from archive.store.drivers.driver import PAGE, Buffer, Listed, Location, ObjectInfo
 from archive.store.drivers.plain import StreamingDriver, answer_of, complete, join
-from archive.store.drivers.protocols import PAGE, Buffer, Listed, Location, ObjectInfo
 
 T = TypeVar("T")
 
@@ -85,10 +85,6 @@ class ObstoreDriver(StreamingDriver):
     def _head(self, key: str, timeout_s: float) -> ObjectInfo:
         found = self._ask(self._path(key), lambda store, path: store.head(path), timeout_s)
         return ObjectInfo(int(found["size"]), str(found["e_tag"] or ""), found["last_modified"])
-
-    @property
-    def deleting(self) -> ObstoreDriver:
-        return self
 
     def delete_many(self, keys: Sequence[str], timeout_s: float) -> Mapping[str, Exception]:
         paths = [self._fs._split_path(self._path(key))[1] for key in keys]

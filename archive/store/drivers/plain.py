@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from archive.base import Gate, ShortReadError, StorageError, forking, in_child
+from archive.store.drivers.driver import PAGE, Buffer, Driver, Listed, Location, ObjectInfo
 from archive.store.drivers.failures import Cause, judge, unexplained
-from archive.store.drivers.protocols import PAGE, Buffer, Driver, Listed, Location, ObjectInfo, Scan
 
 T = TypeVar("T")
 
@@ -60,10 +60,6 @@ class FsspecDriver(Driver):
         if info["type"] != "file":
             raise FileNotFoundError(key)
         return ObjectInfo(int(info["size"] or 0), str(info.get("ETag") or ""), _modified(info))
-
-    @property
-    def scanning(self) -> Scan | None:
-        return self
 
     def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Listed]]:
         folder = f"{self._root}/{prefix}" if prefix else self._root
@@ -153,10 +149,6 @@ class BucketDriver(FsspecDriver):
             if judge(why).kind is Cause.EXPIRED:
                 raise
 
-    @property
-    def creating(self) -> BucketDriver:
-        return self
-
     def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         self._call("pipe_file", self._path(key), join(parts), mode="create", timeout_s=timeout_s)
 
@@ -188,14 +180,6 @@ class MemoryDriver(FsspecDriver):
 
     remote = False
     exclusive = True
-
-    @property
-    def creating(self) -> MemoryDriver:
-        return self
-
-    @property
-    def telling(self) -> MemoryDriver:
-        return self
 
     def now(self, folder: str, timeout_s: float) -> datetime:
         """Look at the clock that fsspec does."""

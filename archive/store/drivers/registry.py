@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from archive.store.drivers.driver import Driver, Location
 from archive.store.drivers.local import LocalDriver
 from archive.store.drivers.obstore import ObstoreDriver
 from archive.store.drivers.plain import BucketDriver, FsspecDriver, HttpDriver, MemoryDriver
-from archive.store.drivers.protocols import Driver, Location
 from archive.store.drivers.s3 import S3Driver
 from archive.store.drivers.s3transport import open_s3
 

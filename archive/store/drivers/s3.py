@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from archive.store.drivers.driver import PAGE, Buffer, Listed, Location, ObjectInfo
 from archive.store.drivers.failures import BrokenAnswerError
 from archive.store.drivers.plain import BucketDriver, StreamingDriver, complete
-from archive.store.drivers.protocols import PAGE, Buffer, Listed, Location, ObjectInfo
 
 _SECOND = timedelta(microseconds=999_999)  # what a Date leaves out, at most
 _PIECE_BYTES = 1024 * 1024  # at most: what the connection has, which is less, is then not cut up once more
@@ -80,19 +80,11 @@ class S3Driver(StreamingDriver):
         finally:
             body.close()
 
-    @property
-    def copying(self) -> S3Driver:
-        return self
-
     def locate(self, key: str) -> str:
         return self._path(key)
 
     def copy(self, source: str, key: str, timeout_s: float) -> None:
         self._call("cp_file", source, self._path(key), timeout_s=timeout_s)
-
-    @property
-    def deleting(self) -> S3Driver:
-        return self
 
     def delete_many(self, keys: Sequence[str], timeout_s: float) -> Mapping[str, Exception]:
         """Sends the request itself, as s3fs's own verb passes over the errors."""
@@ -101,18 +93,10 @@ class S3Driver(StreamingDriver):
         answer = self._call("call_s3", "delete_objects", Bucket=bucket, Delete=asked, timeout_s=timeout_s)
         return {one["Key"].removeprefix(stem): _failure(one) for one in answer.get("Errors", ())}
 
-    @property
-    def versioning(self) -> S3Driver:
-        return self
-
     def versioned(self, timeout_s: float) -> bool:
         bucket, _ = self._place()
         answer = self._call("call_s3", "get_bucket_versioning", Bucket=bucket, timeout_s=timeout_s)
         return answer.get("Status") in ("Enabled", "Suspended")  # suspended: older versions stay, all the same
-
-    @property
-    def telling(self) -> S3Driver:
-        return self
 
     def now(self, folder: str, timeout_s: float) -> datetime | None:
         bucket, stem = self._place()

@@ -12,8 +12,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from archive.store.drivers.driver import Location
 from archive.store.drivers.failures import in_place_of
-from archive.store.drivers.protocols import Location
 
 Credentials = dict[str, Any]
 Provider = Callable[[], Credentials]

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from archive.base import in_child
+from archive.store.drivers.driver import Driver, Location
 from archive.store.drivers.failures import wrong_region
 from archive.store.drivers.obstore import ObstoreDriver
 from archive.store.drivers.plain import Renewal, given_for_good
-from archive.store.drivers.protocols import Copy, DeleteMany, Driver, Location, Tell, Versions
 from archive.store.drivers.s3options import Provider, Session, Signer, UntranslatedError, settings, understood
 from archive.store.drivers.wrappers import DelegatingDriver
 
 T = TypeVar("T")
 TRANSPORTS = ("obstore", "s3fs")
+# Obstore names one of the objects that stay of many, does not ask for versions, does not say what came with an answer,
+# and copies neither from another bucket nor what is larger than 5 GB.
+_BY_S3FS = ("delete_many", "versioned", "now", "copy")
 OWN_OPTIONS = ("transport", "late_list")  # ours, among those of the filesystem
 _forked = threading.Event()  # set in processes whose parent may have used obstore, by itself or through somebody else
 
@@ -81,25 +85,23 @@ class S3Transport(DelegatingDriver):
         self._renewal.once(self._bucket.renew)
         return self._spare is None or self._spare.renew()
 
-    @property
-    def copying(self) -> Copy | None:
-        """The copies of s3fs, which come from other buckets, too, and of what is larger than 5 GB."""
-        return self._s3fs().copying
+    def can(self, verb: str) -> bool:
+        return (self._s3fs() if verb in _BY_S3FS else self._inner).can(verb)
 
-    @property
-    def deleting(self) -> DeleteMany | None:
-        """The deletes of s3fs: obstore names one of the objects that stay."""
-        return self._s3fs().deleting
+    def delete_many(self, keys: Sequence[str], timeout_s: float) -> Mapping[str, Exception]:
+        return self._s3fs().delete_many(keys, timeout_s)
 
-    @property
-    def versioning(self) -> Versions | None:
-        """The question of s3fs: obstore does not ask."""
-        return self._s3fs().versioning
+    def versioned(self, timeout_s: float) -> bool:
+        return self._s3fs().versioned(timeout_s)
 
-    @property
-    def telling(self) -> Tell | None:
-        """The clock that s3fs reads: obstore does not say what came with an answer."""
-        return self._s3fs().telling
+    def now(self, folder: str, timeout_s: float) -> datetime | None:
+        return self._s3fs().now(folder, timeout_s)
+
+    def locate(self, key: str) -> str:
+        return self._s3fs().locate(key)
+
+    def copy(self, source: str, key: str, timeout_s: float) -> None:
+        self._s3fs().copy(source, key, timeout_s)
 
     def _ask(self, verb: str, key: str, call: Callable[[Driver], T], timeout_s: float) -> T:
         shown = None

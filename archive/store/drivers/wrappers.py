@@ -9,21 +9,8 @@ from datetime import datetime
 from typing import TypeVar
 
 from archive.base import NotExclusiveError, forking
+from archive.store.drivers.driver import Buffer, Driver, Listed, ObjectInfo
 from archive.store.drivers.failures import Cause, judge
-from archive.store.drivers.protocols import (
-    Buffer,
-    Copy,
-    Create,
-    DeleteMany,
-    Driver,
-    GetRanges,
-    Listed,
-    ObjectInfo,
-    Scan,
-    Scatter,
-    Tell,
-    Versions,
-)
 
 T = TypeVar("T")
 _lock = forking.own(sys.modules[__name__], "_lock", threading.Lock)
@@ -32,13 +19,14 @@ _lock = forking.own(sys.modules[__name__], "_lock", threading.Lock)
 class DelegatingDriver(Driver):
     """Another driver, with all that it has. What differs, a subclass overrides: `_ask` for all requests alike.
 
-    Reads of many ranges, and into memory of the caller's, are the inner driver's own.
+    Reads of many ranges, and the question of versions, are the inner driver's own.
     """
 
     def __init__(self, inner: Driver) -> None:
         self._inner = inner
         self.remote = inner.remote
         self.lists_at_once = inner.lists_at_once
+        self.exclusive = inner.exclusive
 
     def _ask(self, verb: str, key: str, call: Callable[[Driver], T], timeout_s: float) -> T:
         """Send a request, by calling `call` with the driver that it goes to; its answer."""
@@ -48,45 +36,11 @@ class DelegatingDriver(Driver):
     def transport(self) -> str:  # type: ignore[override]
         return self._inner.transport
 
-    @property
-    def exclusive(self) -> bool:
-        """True if of two creators anywhere at most one succeeds."""
-        return self._inner.creating is not None and self._inner.creating.exclusive
+    def can(self, verb: str) -> bool:
+        return self._inner.can(verb)
 
     def renew(self) -> bool:
         return self._inner.renew()
-
-    @property
-    def creating(self) -> Create | None:
-        return self if self._inner.creating is not None else None
-
-    @property
-    def ranging(self) -> GetRanges | None:
-        return self._inner.ranging
-
-    @property
-    def scattering(self) -> Scatter | None:
-        return self._inner.scattering
-
-    @property
-    def copying(self) -> Copy | None:
-        return self if self._inner.copying is not None else None
-
-    @property
-    def scanning(self) -> Scan | None:
-        return self if self._inner.scanning is not None else None
-
-    @property
-    def deleting(self) -> DeleteMany | None:
-        return self if self._inner.deleting is not None else None
-
-    @property
-    def versioning(self) -> Versions | None:
-        return self._inner.versioning
-
-    @property
-    def telling(self) -> Tell | None:
-        return self if self._inner.telling is not None else None
 
     def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> Buffer:
         return self._ask("get", key, lambda driver: driver.get(key, start, stop, timeout_s), timeout_s)
@@ -98,7 +52,7 @@ class DelegatingDriver(Driver):
         self._ask("put", key, lambda driver: driver.put(key, parts, timeout_s), timeout_s)
 
     def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
-        self._ask("create", key, lambda driver: _has(driver.creating).create(key, parts, timeout_s), timeout_s)
+        self._ask("create", key, lambda driver: driver.create(key, parts, timeout_s), timeout_s)
 
     def head(self, key: str, timeout_s: float) -> ObjectInfo:
         return self._ask("head", key, lambda driver: driver.head(key, timeout_s), timeout_s)
@@ -113,7 +67,7 @@ class DelegatingDriver(Driver):
         def following(driver: Driver) -> Sequence[Listed]:
             nonlocal asked, pages
             if driver is not asked:
-                asked, pages = driver, _has(driver.scanning).scan(prefix, after, timeout_s)
+                asked, pages = driver, driver.scan(prefix, after, timeout_s)
             return next(pages, [])
 
         while page := self._ask("list", prefix, following, timeout_s):
@@ -124,18 +78,27 @@ class DelegatingDriver(Driver):
         self._ask("delete", key, lambda driver: driver.delete(key, timeout_s), timeout_s)
 
     def delete_many(self, keys: Sequence[str], timeout_s: float) -> Mapping[str, Exception]:
-        return self._ask(
-            "delete", keys[0], lambda driver: _has(driver.deleting).delete_many(keys, timeout_s), timeout_s
-        )
+        return self._ask("delete", keys[0], lambda driver: driver.delete_many(keys, timeout_s), timeout_s)
+
+    def get_ranges(self, key: str, spans: Sequence[tuple[int, int]], timeout_s: float) -> Sequence[bytes]:
+        return self._inner.get_ranges(key, spans, timeout_s)
+
+    def read_into(
+        self, key: str, starts: Sequence[int], rooms: Sequence[Sequence[memoryview]], timeout_s: float
+    ) -> Sequence[int]:
+        return self._inner.read_into(key, starts, rooms, timeout_s)
+
+    def versioned(self, timeout_s: float) -> bool:
+        return self._inner.versioned(timeout_s)
 
     def locate(self, key: str) -> str:
-        return _has(self._inner.copying).locate(key)
+        return self._inner.locate(key)
 
     def copy(self, source: str, key: str, timeout_s: float) -> None:
-        self._ask("copy", key, lambda driver: _has(driver.copying).copy(source, key, timeout_s), timeout_s)
+        self._ask("copy", key, lambda driver: driver.copy(source, key, timeout_s), timeout_s)
 
     def now(self, folder: str, timeout_s: float) -> datetime | None:
-        return self._ask("list", folder, lambda driver: _has(driver.telling).now(folder, timeout_s), timeout_s)
+        return self._ask("list", folder, lambda driver: driver.now(folder, timeout_s), timeout_s)
 
 
 class SingleWriterDriver(DelegatingDriver):
@@ -148,9 +111,8 @@ class SingleWriterDriver(DelegatingDriver):
         super().__init__(inner)
         self.lists_at_once = False  # a store that needs this is not taken at its word
 
-    @property
-    def creating(self) -> Create:
-        return self
+    def can(self, verb: str) -> bool:
+        return verb == "create" or super().can(verb)
 
     def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         """Looked at first in any case, as there are stores that pass over a condition which they do not know."""
@@ -164,16 +126,10 @@ class SingleWriterDriver(DelegatingDriver):
 
     def _create_or_put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         try:
-            if self._inner.creating is not None:
-                self._inner.creating.create(key, parts, timeout_s)
+            if self._inner.can("create"):
+                self._inner.create(key, parts, timeout_s)
                 return
         except Exception as error:
             if not isinstance(error, NotExclusiveError) and judge(error).kind is not Cause.UNSUPPORTED:
                 raise
         self._inner.put(key, parts, timeout_s)
-
-
-def _has(verbs: T | None) -> T:
-    """The verbs that a driver has; they were looked for before."""
-    assert verbs is not None
-    return verbs
