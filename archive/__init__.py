@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from archive.facade import Archive as Archive
     from archive.fields import Ragged as Ragged
     from archive.fields import Schema as Schema
-    from archive.manifest import Commit as Commit
+    from archive.log import Commit as Commit
     from archive.observe import metrics as metrics
     from archive.opening import create as create
     from archive.opening import open as open

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from archive.base import MissingObjectError, NotFoundError, UsageError, one_line
 from archive.fields import Schema
-from archive.manifest import DEFAULT_RUN, Commit, Commits, check_exclusive, commits, place
+from archive.log import DEFAULT_RUN, Commit, Commits, check_exclusive, commits, place
 from archive.observe import operation
 from archive.store import IOStats, Storage
 from archive.tables import distinct

@@ -11,7 +11,7 @@ from typing import Any
 
 from archive.base import ClosedError, UsageError, logger
 from archive.journal import Durable, Journal, JournalObjects
-from archive.manifest import CommitLog
+from archive.log import CommitLog
 from archive.write import Buffer, ObjectKind, Pipeline, Work
 
 

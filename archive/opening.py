@@ -9,7 +9,7 @@ from typing import Any
 
 from archive.base import AlreadyExistsError, CorruptCommitError, NothingThereError, layout
 from archive.facade import Archive, at_commit
-from archive.manifest import About, Commit, about, commits
+from archive.log import About, Commit, about, commits
 from archive.observe import timed
 from archive.store import Storage, as_allowed
 

@@ -11,7 +11,7 @@ import numpy as np
 from archive.base import NotFoundError, UsageError
 from archive.facade import Archive
 from archive.ledger import Key, LedgerView, TrainedBatch
-from archive.manifest import DEFAULT_RUN
+from archive.log import DEFAULT_RUN
 from archive.opening import open
 from archive.read import Episodes
 

@@ -7,17 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from archive.base import UsageError
-from archive.manifest import (
-    DEFAULT_RUN,
-    About,
-    Commit,
-    CommitLog,
-    EpisodeIndex,
-    Place,
-    Resume,
-    Snapshot,
-    sessions,
-)
+from archive.index import EpisodeIndex, Resume, Snapshot, looked_at
+from archive.log import DEFAULT_RUN, About, Commit, CommitLog, Place, sessions
 from archive.store import Storage
 
 if TYPE_CHECKING:
@@ -225,7 +216,7 @@ class Upkeep:
     def labels(self) -> pa.Table:
         """The history of labels, oldest first: episode_id, key, value (JSON; null: taken back), by,
         created_at, commit. What counts of it is in `arc.episodes.table` and `ep.labels`."""
-        from archive.manifest import labels
+        from archive.index import labels
 
         return self.index.snapshot.later.labels.select(labels.TOLD)
 
@@ -304,7 +295,7 @@ class Upkeep:
         """Before a session begins that ends another: what that one has journaled is recovered or, where the new one
         goes on from a checkpoint, is told of if it goes beyond that."""
         head = log.catch_up()
-        sessions.check_seen(head, who, sessions.looked_at(log, start))
+        sessions.check_seen(head, who, looked_at(log, start))
         entry = head.runs.get(who.run)
         if entry is None or not entry.journal or who.session in entry.sessions:
             return

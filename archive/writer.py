@@ -14,11 +14,12 @@ from typing import Any, Self
 from archive.base import ClosedError, UsageError, check_text, git_revision, logger, one_line, size
 from archive.checkpoint import Keep, Pending, Saver, finish_at_exit, fresh_rows, watch
 from archive.fields import Schema
+from archive.index import Resume, looked_at
 from archive.journal import Journal, JournalObjects
 from archive.journaled import Journaled
 from archive.ledger import Ledger, Ledgers
+from archive.log import Addition, Attempt, Change, Commit, CommitLog, Place, open_session
 from archive.maintain import check_newest
-from archive.manifest import Addition, Attempt, Change, Commit, CommitLog, Place, Resume, open_session
 from archive.observe import Operation, add, operation
 from archive.saved import RankRows, next_sequence, rows_of
 from archive.shard import ShardWriter
@@ -92,8 +93,9 @@ class Writer(Journaled):
         self._pid = os.getpid()
         self._closed = False
         open_session(
-            log, place, None if keep is None else keep.rule, resume, journal=journal_s is not None,
-            check=partial(check_newest, storage, place.run),
+            log, place, looked_at(log, resume), None if keep is None else keep.rule,
+            None if resume is None else resume.origin, None if resume is None else resume.forked_from,
+            journal=journal_s is not None, check=partial(check_newest, storage, place.run),
         )  # fmt: skip
         on_commit(log.head)
         came_from = None if resume is None else resume.checkpoint

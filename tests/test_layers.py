@@ -33,7 +33,8 @@ ROOMS = (
     "archive.fields.axes",
     "archive.fields.state",
     "archive.shard",
-    "archive.manifest",
+    "archive.log",
+    "archive.index",
     "archive.views",
     "archive.read.chunks",
     "archive.read",
@@ -81,7 +82,7 @@ PUBLIC_NAMES = {  # modules that are no more than another name
 # third-party package -> rooms that may import it at all; eagerly only those of EAGER. A room stands for those in it.
 EVERYWHERE = OURS
 FACADE = ("archive.facade", "archive.opening", "archive.writer")
-ABOVE_STORAGE = (*FACADE, *(r for r in ROOMS[ROOMS.index("archive.manifest") :] if r != "archive"))
+ABOVE_STORAGE = (*FACADE, *(r for r in ROOMS[ROOMS.index("archive.log") :] if r != "archive"))
 FRAMEWORKS = (
     "archive.ring",
     "archive.datasets",

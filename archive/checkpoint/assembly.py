@@ -19,7 +19,7 @@ import numpy as np
 
 from archive import tables
 from archive.base import CheckpointError, MissingObjectError, RanksMissingError, Wait, at_once, jsontree, layout
-from archive.manifest import (
+from archive.log import (
     Addition,
     Attempt,
     BufferTotals,

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from archive.base import CorruptManifestError, NotFoundError, UsageError, cached_property, jsontree, one_line
 from archive.checkpoint.checkpoints import Checkpoint, checkpoint_at
 from archive.checkpoint.retention import Candidate, Keep
+from archive.index import EpisodeIndex, Later
 from archive.ledger import LedgerView, names, of_run
-from archive.manifest import Commit, EpisodeIndex, Later, Mark, RunEntry, tablefiles
+from archive.log import Commit, Mark, RunEntry, tablefiles
 from archive.read import Episodes
 from archive.store import Storage
 from archive.views import plots, reports

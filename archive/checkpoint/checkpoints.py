@@ -20,16 +20,9 @@ from archive.base import (
 )
 from archive.checkpoint import resumption
 from archive.checkpoint.livesteps import LiveSteps
+from archive.index import EpisodeIndex, Later, Resume, Snapshot
 from archive.ledger import LedgerView
-from archive.manifest import (
-    Commit,
-    EpisodeIndex,
-    Later,
-    Origin,
-    Resume,
-    Snapshot,
-    read_of,
-)  # fmt: skip
+from archive.log import Commit, Origin, read_of
 from archive.read import Episodes, Reader, Spans
 from archive.saved import UNCONSUMED, AttributeRef, ColumnRef, Part
 from archive.steps import Steps

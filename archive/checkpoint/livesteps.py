@@ -15,15 +15,8 @@ from archive import tables
 from archive.arrays import Ints, arrow, run_starts
 from archive.arrays import numbers as as_array
 from archive.base import CorruptManifestError, cached_property
-from archive.manifest import (
-    ByWriter,
-    Commit,
-    EpisodeIndex,
-    FileRef,
-    Sequences,
-    Snapshot,
-    tablefiles,
-)  # fmt: skip
+from archive.index import ByWriter, EpisodeIndex, Snapshot
+from archive.log import Commit, FileRef, Sequences, tablefiles
 from archive.steps import Steps, row_codes
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from archive.base import (
     ranks,
     shutdown,
 )
-from archive.manifest import Place
+from archive.log import Place
 from archive.store import Storage, smallfiles
 
 if TYPE_CHECKING:

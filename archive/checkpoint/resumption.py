@@ -13,22 +13,18 @@ import numpy as np
 
 from archive.arrays import Ints
 from archive.base import ArchiveError, CorruptManifestError, PartialCheckpointError, UsageError, jsontree, logger, size
-from archive.manifest import (
+from archive.index import (
     BufferResume,
-    Commit,
     EpisodeIndex,
-    ForkedFrom,
     KnownEpisode,
     LiveRuns,
-    Origin,
     Resume,
     Snapshot,
     Stream,
     Unfinished,
     chains,
-    read_of,
-    tablefiles,
 )
+from archive.log import Commit, ForkedFrom, Origin, read_of, tablefiles
 from archive.read import Episodes
 from archive.saved import Part
 from archive.steps import Steps, places, row_codes

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, NamedTuple, Self
 
 from archive.base import MOST_S, UsageError, seconds_of, written
-from archive.manifest import KeepRule
+from archive.log import KeepRule
 
 DIRECTIONS = ("max", "min")
 

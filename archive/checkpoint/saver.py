@@ -15,7 +15,7 @@ from archive.base import Losses, check_text, jsontree, layout, logger, ranks, sh
 from archive.checkpoint.assembly import Joint, all_staged, commit_present, join
 from archive.checkpoint.checkpoints import Checkpoint
 from archive.checkpoint.pending import Pending, Progress, SaveAttempt, on_terminal
-from archive.manifest import CheckpointRecord, Commit, CommitLog, Place
+from archive.log import CheckpointRecord, Commit, CommitLog, Place
 from archive.observe import add, operation
 from archive.saved import PartIndex, Request, keeps_rows, name_taken, stage
 from archive.store import Storage

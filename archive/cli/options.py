@@ -203,7 +203,7 @@ def meeting(condition: str | None, table: pa.Table) -> pa.Table:
         return table
     import pyarrow as pa
 
-    from archive.manifest import expressions
+    from archive.index import expressions
 
     plain = pa.table({n: table[n].cast("string") if _is_coded(table[n].type) else table[n] for n in table.column_names})
     expression, _ = expressions.parse(condition, table.column_names)

@@ -15,7 +15,7 @@ from archive.datasets.datasets import EpisodeDataset, StepDataset, WindowDataset
 from archive.datasets.epochs import Epoch, InEpochs, Order, Split
 from archive.datasets.items import Collation, Items
 from archive.fields import Path, Ragged, mapped
-from archive.manifest import place
+from archive.log import place
 from archive.read import Episodes
 
 _SHUFFLES: dict[Any, Any] = {True: "full", False: None}  # as torch's DataLoader says it

@@ -14,7 +14,7 @@ from archive import tables
 from archive.base import NotDurableError, UsageError, in_child, logger, size
 from archive.journal.ticker import Heartbeat, Ticker
 from archive.journal.ticks import JournalObjects, Saying, Tick
-from archive.manifest import CommitLog, Place, commits
+from archive.log import CommitLog, Place, commits
 from archive.observe import Label, Sample, source
 from archive.write import Buffer, Changes, Pipeline
 

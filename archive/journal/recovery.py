@@ -17,23 +17,11 @@ import numpy as np
 from archive import tables
 from archive.base import SupersededError, at_once, logger
 from archive.checkpoint import Checkpoint, Joint, checkpoint_at, commit_recovered
+from archive.index import ByWriter, Later, Snapshot, chains
 from archive.journal import tails
 from archive.journal.tails import RankTail
 from archive.ledger import taken_back
-from archive.manifest import (
-    ByWriter,
-    Commit,
-    CommitLog,
-    Later,
-    Lineage,
-    Mark,
-    Place,
-    Recovered,
-    RunEntry,
-    Snapshot,
-    Tail,
-    chains,
-)
+from archive.log import Commit, CommitLog, Lineage, Mark, Place, Recovered, RunEntry, Tail
 from archive.observe import operation
 from archive.saved import (
     FOLDED,

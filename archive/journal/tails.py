@@ -24,7 +24,7 @@ from archive.base import (
     size,
     tabulate,
 )
-from archive.manifest import Commit, RunEntry, Sighting, commits
+from archive.log import Commit, RunEntry, Sighting, commits
 from archive.saved import Delta, TickIndex, TickObject, counted, load
 from archive.shard import indexed
 from archive.store import Storage

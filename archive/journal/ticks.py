@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive.base import AlreadyExistsError, ColumnError, SessionInUseError, escape, jsontree, layout
-from archive.manifest import Place, Sighting, tablefiles
+from archive.log import Place, Sighting, tablefiles
 from archive.saved import Stretch, TickColumn, TickIndex, Values, next_sequence, pack
 from archive.shard import Member, ShardWriter, encode
 from archive.write import Buffer, ObjectDraft, Seal, Upload, Written, cut, encoded

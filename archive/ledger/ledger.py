@@ -16,7 +16,7 @@ from archive.ledger.prompts import Changed, Prompts
 from archive.ledger.queries import Archived, LedgerQueries
 from archive.ledger.rounds import CURSOR, DRAWN, DROPPED, SEALED, STARTED, TRAINED, WHOLE_KEY
 from archive.ledger.view import LedgerView, left_in_flight
-from archive.manifest import CommitLog, Place
+from archive.log import CommitLog, Place
 from archive.store import Storage
 from archive.tables import MOST_SIBLINGS
 from archive.write import Changes, EpisodeRecord, Ids, rows_alone

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from archive.base import NotFoundError, UsageError
+from archive.index import EpisodeIndex, Snapshot
 from archive.ledger.keys import Key, TextIndex, normalised, texts
 from archive.ledger.prompts import ALL_RANKS, Prompts
 from archive.ledger.rounds import NAMES, STATES, Round
-from archive.manifest import Commit, EpisodeIndex, Sequences, Snapshot
+from archive.log import Commit, Sequences
 from archive.read import Episodes, Reader
 from archive.store import Storage
 

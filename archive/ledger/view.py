@@ -10,12 +10,13 @@ import numpy as np
 
 from archive import tables
 from archive.base import NotFoundError, cached_property
+from archive.index import ByWriter, Snapshot
 from archive.ledger.fold import LedgerRows, places_of, release
 from archive.ledger.keys import Key, parsed
 from archive.ledger.prompts import Prompts
 from archive.ledger.queries import Archived, LedgerQueries
 from archive.ledger.rounds import DROPPED, SEALED, TRAINED
-from archive.manifest import ByWriter, Commit, Sequences, Snapshot, tablefiles
+from archive.log import Commit, Sequences, tablefiles
 from archive.store import Storage
 from archive.tables import among, distinct
 

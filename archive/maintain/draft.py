@@ -12,22 +12,12 @@ import numpy as np
 from archive import tables
 from archive.arrays import Mask, run_starts
 from archive.base import CorruptManifestError
+from archive.index import COLUMNS, EpisodeIndex, Snapshot, Walk
+from archive.log import Commit, FileRef, Mark, RunEntry, commits, tablefiles
 from archive.maintain.objects import Sizes, no_longer
 from archive.maintain.plans import CheckpointFate
 from archive.maintain.relocation import Relocation
 from archive.maintain.survivors import KeptRows
-from archive.manifest import (
-    COLUMNS,
-    Commit,
-    EpisodeIndex,
-    FileRef,
-    Mark,
-    RunEntry,
-    Snapshot,
-    Walk,
-    commits,
-    tablefiles,
-)
 from archive.store import Storage
 from archive.tables import FOLLOWING, KEYS, follow
 

@@ -23,8 +23,8 @@ from archive.base import (
     size,
 )
 from archive.journal import tails
+from archive.log import Commit, Mark, Sighting, commits, sessions
 from archive.maintain.objects import History, StoredObject, forgotten, running, stored
-from archive.manifest import Commit, Mark, Sighting, commits, sessions
 from archive.saved import Part
 from archive.store import Storage
 

@@ -12,13 +12,8 @@ from typing import Any
 
 from archive.base import ConflictError, MissingObjectError, NotFoundError, UsageError, logger
 from archive.checkpoint import Keep
-from archive.maintain.draft import Decision, Draft, as_commit, draft, redraft, with_since, with_tables
-from archive.maintain.objects import no_longer, note_forgotten
-from archive.maintain.plans import ForgetPlan
-from archive.maintain.redaction import Redaction
-from archive.maintain.retention import UNREFERENCED, ForgetRequest, fates
-from archive.maintain.survivors import survivors
-from archive.manifest import (
+from archive.index import Snapshot, Walk
+from archive.log import (
     Addition,
     Attempt,
     Change,
@@ -28,14 +23,18 @@ from archive.manifest import (
     Place,
     Requirement,
     RunEntry,
-    Snapshot,
-    Walk,
     commits,
     new_session,
     read_of,
     sessions,
     tablefiles,
 )
+from archive.maintain.draft import Decision, Draft, as_commit, draft, redraft, with_since, with_tables
+from archive.maintain.objects import no_longer, note_forgotten
+from archive.maintain.plans import ForgetPlan
+from archive.maintain.redaction import Redaction
+from archive.maintain.retention import UNREFERENCED, ForgetRequest, fates
+from archive.maintain.survivors import survivors
 from archive.observe import operation
 from archive.store import Storage
 from archive.tables import ADDRESS, FOLLOWING, Address, addresses

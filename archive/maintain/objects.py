@@ -9,20 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from archive import tables
 from archive.base import CorruptManifestError, CorruptStateError, escape, layout, records
+from archive.index import Reach, Walk
+from archive.log import Commit, FileRef, Pin, RunEntry, attempts, commits, files_there, new_session, tablefiles
 from archive.maintain.tags import read_tags
-from archive.manifest import (
-    Commit,
-    FileRef,
-    Pin,
-    Reach,
-    RunEntry,
-    Walk,
-    attempts,
-    commits,
-    files_there,
-    new_session,
-    tablefiles,
-)
 from archive.store import Storage
 from archive.tables import among, distinct
 

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from archive.base import CorruptStateError, jsontree, layout, one_line
+from archive.index import Branches, checkpoint_places
+from archive.log import Commit, FileRef, commits, read_of, tablefiles
 from archive.maintain.draft import Decision, Draft
 from archive.maintain.objects import Watermarks, read_pins
 from archive.maintain.survivors import RUNNING, held
 from archive.maintain.tags import Tag, read_tags
-from archive.manifest import Branches, Commit, FileRef, checkpoint_places, commits, read_of, tablefiles
 from archive.saved import UNCONSUMED, Part, TickObject
 from archive.store import Storage, split_key
 from archive.tables import LISTED, TABLES, among, mention, objects_of

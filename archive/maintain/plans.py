@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Self
 
 from archive.base import UsageError, logger, size, tabulate, visible, written
-from archive.manifest import Commit
+from archive.log import Commit
 from archive.observe import operation
 from archive.views import reports
 

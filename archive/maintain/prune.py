@@ -14,6 +14,20 @@ from datetime import datetime, timedelta
 
 from archive import tables
 from archive.base import UsageError, layout, written
+from archive.index import Reach, Walk
+from archive.log import (
+    FORGOTTEN,
+    LEFT,
+    Addition,
+    Attempt,
+    Change,
+    Commit,
+    CommitLog,
+    FileRef,
+    new_session,
+    read_of,
+    tablefiles,
+)
 from archive.maintain.objects import (
     History,
     Watermarks,
@@ -26,21 +40,6 @@ from archive.maintain.objects import (
     without,
 )
 from archive.maintain.plans import ObjectFate, Progress, PrunePlan, grouped
-from archive.manifest import (
-    FORGOTTEN,
-    LEFT,
-    Addition,
-    Attempt,
-    Change,
-    Commit,
-    CommitLog,
-    FileRef,
-    Reach,
-    Walk,
-    new_session,
-    read_of,
-    tablefiles,
-)
 from archive.store import Storage
 
 LEAST_S = 3600.0  # less must be forced: a reader goes on with an older commit for about as long

@@ -16,12 +16,13 @@ import numpy as np
 from archive import tables
 from archive.arrays import Ints
 from archive.base import ConflictError, escape, layout
+from archive.index import Snapshot
+from archive.log import FileRef, new_session, tablefiles
 from archive.maintain import relocation
 from archive.maintain.draft import Decision, Draft
 from archive.maintain.obstacles import journals_naming, obstacles
 from archive.maintain.plans import Redacted
 from archive.maintain.relocation import Places, Relocation
-from archive.manifest import FileRef, Snapshot, new_session, tablefiles
 from archive.read.chunks import Segments, Shards
 from archive.shard import ShardView
 from archive.steps import Steps

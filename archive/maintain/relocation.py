@@ -11,7 +11,8 @@ import numpy as np
 
 from archive import tables
 from archive.arrays import Ints
-from archive.manifest import FileRef, Snapshot
+from archive.index import Snapshot
+from archive.log import FileRef
 from archive.read import Reader, Spans, sizes
 from archive.shard import SHARD_BYTES, ShardWriter
 from archive.steps import Steps

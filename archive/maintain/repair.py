@@ -16,9 +16,9 @@ from archive.base import (
     UsageError,
     layout,
 )
+from archive.log import Commit, about, commits, sessions
 from archive.maintain.evidence import Evidence, leftovers
 from archive.maintain.objects import History
-from archive.manifest import Commit, about, commits, sessions
 from archive.store import Storage
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from archive.base import MissingObjectError, NotFoundError, UsageError, jsontree
 from archive.checkpoint import Candidate, Clock, Keep, read_clock
+from archive.log import Commit, Mark, RunEntry, read_of, tablefiles
 from archive.maintain.plans import CheckpointFate
 from archive.maintain.tags import read_tags
-from archive.manifest import Commit, Mark, RunEntry, read_of, tablefiles
 from archive.store import Storage
 
 UNREFERENCED, SUPERSEDED = "unreferenced", "superseded"

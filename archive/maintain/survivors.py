@@ -14,24 +14,13 @@ import numpy as np
 from archive import tables
 from archive.arrays import Ints, Mask
 from archive.base import CorruptManifestError, NotFoundError, at_once
+from archive.index import ByWriter, EpisodeIndex, Snapshot, chains, held_rows, value_set
 from archive.ledger import LedgerView, names, of_run
+from archive.log import CheckpointRecord, Commit, Mark, RunEntry, read_of
 from archive.maintain.objects import read_pins
 from archive.maintain.plans import EpisodesFate
 from archive.maintain.retention import SUPERSEDED, ForgetRequest, has_own
 from archive.maintain.tags import read_tags
-from archive.manifest import (
-    ByWriter,
-    CheckpointRecord,
-    Commit,
-    EpisodeIndex,
-    Mark,
-    RunEntry,
-    Snapshot,
-    chains,
-    held_rows,
-    read_of,
-    value_set,
-)
 from archive.read import Episodes, Reader
 from archive.saved import Part
 from archive.store import Storage

@@ -21,7 +21,7 @@ from archive.base import (
     tabulate,
 )
 from archive.checkpoint import Checkpoint
-from archive.manifest import Addition, Attempt, Change, Commit, CommitLog, commits, tablefiles
+from archive.log import Addition, Attempt, Change, Commit, CommitLog, commits, tablefiles
 from archive.store import Storage
 from archive.views import reports
 

@@ -10,17 +10,9 @@ import numpy as np
 
 from archive import tables
 from archive.base import layout, size, tabulate
+from archive.index import EpisodeIndex, Reach, Snapshot, Walk, checkpoint_places
+from archive.log import Commit, commits, tablefiles
 from archive.maintain.objects import FOLDERS, Watermarks, retained_reach, unit
-from archive.manifest import (
-    Commit,
-    EpisodeIndex,
-    Reach,
-    Snapshot,
-    Walk,
-    checkpoint_places,
-    commits,
-    tablefiles,
-)
 from archive.store import Storage
 from archive.tables import objects_of
 

@@ -13,24 +13,11 @@ import numpy as np
 
 from archive.base import ArchiveError, CorruptManifestError, FieldError, layout
 from archive.checkpoint import Checkpoint, checkpoint_at
+from archive.index import METADATA, ByWriter, EpisodeIndex, ShardIndex, Snapshot, chains, checkpoint_places, chunkindex
 from archive.journal import Tails, tails
+from archive.log import Commit, FileRef, commits, sessions, tablefiles
 from archive.maintain.evidence import Evidence, leftovers
 from archive.maintain.objects import History, retained, retained_reach
-from archive.manifest import (
-    METADATA,
-    ByWriter,
-    Commit,
-    EpisodeIndex,
-    FileRef,
-    ShardIndex,
-    Snapshot,
-    chains,
-    checkpoint_places,
-    chunkindex,
-    commits,
-    sessions,
-    tablefiles,
-)
 from archive.read import Reader, Selection, Spans, indexes_of, sizes
 from archive.saved import Part
 from archive.shard import checksum

@@ -11,7 +11,7 @@ from archive import tables
 from archive.arrays import Ints, arrow, numbers
 from archive.base import cached_property
 from archive.fields import Bools
-from archive.manifest import EpisodeIndex
+from archive.index import EpisodeIndex
 from archive.read.reader import Reader
 from archive.read.spans import Spans
 from archive.steps import places

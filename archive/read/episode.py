@@ -11,7 +11,7 @@ import numpy as np
 from archive.arrays import Ints
 from archive.base import MAX_PAGE_BYTES, ArchiveError, frozen, jsontree
 from archive.fields import schema, to_tensors
-from archive.manifest import EpisodeIndex
+from archive.index import EpisodeIndex
 from archive.observe import operation
 from archive.read import derivations, notes
 from archive.read.chosen import Attributes, Chosen

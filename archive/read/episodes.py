@@ -11,7 +11,7 @@ import numpy as np
 from archive.arrays import Ints, numbers, times
 from archive.base import NotFoundError, UsageError, logger, one_line, package, size, unescape_path
 from archive.fields import schema
-from archive.manifest import COLUMNS, METADATA_COLUMN, Met, matching
+from archive.index import COLUMNS, METADATA_COLUMN, Met, matching
 from archive.observe import operation
 from archive.read import derivations, notes, sizes
 from archive.read.chosen import Attributes, Chosen

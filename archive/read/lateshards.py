@@ -13,7 +13,8 @@ from archive import tables
 from archive.base import FieldError, layout, show
 from archive.fields import NODES, Array, FieldSpec, Path, Schema, ShardSchema, shard_schema, to_path, unflatten
 from archive.fields.axes import normalise
-from archive.manifest import FileRef, Snapshot, tablefiles
+from archive.index import Snapshot
+from archive.log import FileRef, tablefiles
 from archive.read.spans import Spans
 from archive.shard import SHARD_BYTES, ShardWriter
 from archive.tables import STREAM

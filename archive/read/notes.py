@@ -30,21 +30,8 @@ from archive.base import (
     show,
 )
 from archive.fields import to_path
-from archive.manifest import (
-    Addition,
-    Attempt,
-    Change,
-    Commit,
-    CommitLog,
-    EpisodeIndex,
-    Later,
-    Requirement,
-    Snapshot,
-    about,
-    labels,
-    new_session,
-    value_set,
-)
+from archive.index import EpisodeIndex, Later, Snapshot, labels, value_set
+from archive.log import Addition, Attempt, Change, Commit, CommitLog, Requirement, about, new_session
 from archive.observe import timed
 from archive.read.chosen import Chosen
 from archive.read.lateshards import LateShards, StoredFields, checked

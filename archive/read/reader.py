@@ -13,7 +13,7 @@ from archive.arrays import Ints, Pieces, group_of, numbers, reuse_freed_memory
 from archive.base import FieldError, IntegrityError, jsontree, show
 from archive.fields import Array, FieldSpec, Path, Ragged, dtypes, flatten, is_tensor, unflatten_all
 from archive.fields.axes import axis_of
-from archive.manifest import Snapshot
+from archive.index import Snapshot
 from archive.read import sizes
 from archive.read.chunks import LastChunks, LateFields, ReadPlan, Segments, Shards, Want, fetch
 from archive.read.plan import EpisodeGroup, FieldRead, plan

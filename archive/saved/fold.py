@@ -17,7 +17,7 @@ from archive import tables
 from archive.arrays import Ints, offsets_of, spans
 from archive.base import cached_property, jsontree
 from archive.fields import dtypes
-from archive.manifest import LiveRuns, Stream
+from archive.index import LiveRuns, Stream
 from archive.saved.delta import Delta
 from archive.saved.index import PartBuffer, PartIndex, Stretch
 from archive.steps import Steps

@@ -24,7 +24,7 @@ from archive.base import (
     pairs,
     stored,
 )
-from archive.manifest import Discarded, Lineage, Sighting
+from archive.log import Discarded, Lineage, Sighting
 from archive.shard import Members, indexed
 
 UNCONSUMED = "unconsumed.json"  # the member with what was drawn and not trained on

@@ -14,7 +14,8 @@ from archive import tables
 from archive.base import ByteRange, CorruptStateError, IntegrityError, MissingObjectError, UsageError, cached_property
 from archive.fields import dtypes
 from archive.fields.state import trees
-from archive.manifest import ArrayChunks, ShardIndex, tablefiles
+from archive.index import ArrayChunks, ShardIndex
+from archive.log import tablefiles
 from archive.read import members_of
 from archive.saved.index import (
     LEDGER,

@@ -11,7 +11,8 @@ import numpy as np
 
 from archive import tables
 from archive.base import AlreadyExistsError, CheckpointError, cached_property, escape, git_revision, layout
-from archive.manifest import Discarded, Lineage, LiveRuns, Place, Sighting
+from archive.index import LiveRuns
+from archive.log import Discarded, Lineage, Place, Sighting
 from archive.saved.index import UNCONSUMED, AttributeRef, ColumnRef, PartBuffer, PartIndex, PartRows, StateRef
 from archive.saved.object import Part, RankRows, pack
 from archive.shard import Member, encode, file_member

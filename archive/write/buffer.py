@@ -13,7 +13,8 @@ import numpy as np
 from archive.arrays import Ints, Memory
 from archive.base import FieldError, Losses, NotFoundError, UsageError, check_text, logger
 from archive.fields import Kinds, Schema
-from archive.manifest import BufferResume, KnownEpisode, LiveRuns, Place
+from archive.index import BufferResume, KnownEpisode, LiveRuns
+from archive.log import Place
 from archive.shard import SHARD_BYTES
 from archive.steps import Steps
 from archive.tables import NO_ENV

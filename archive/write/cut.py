@@ -14,7 +14,7 @@ from archive import tables
 from archive.base import ColumnError, UsageError, cached_property, check_text, escape, jsontree
 from archive.fields import dtypes, nests
 from archive.fields.state import trees
-from archive.manifest import OWN, LiveRuns, Stream
+from archive.index import OWN, LiveRuns, Stream
 from archive.write.episodes import EpisodeRecords
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from archive import tables
 from archive.arrays import Ints, Mask
 from archive.base import DuplicateEpisodeError, FieldError, check_text, jsontree
 from archive.fields import ShardSchema
-from archive.manifest import Place, chains
+from archive.index import chains
+from archive.log import Place
 
 if TYPE_CHECKING:
     import pyarrow as pa

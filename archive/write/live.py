@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from archive.arrays import Ints
-from archive.manifest import OWN, LiveRuns, Stream
+from archive.index import OWN, LiveRuns, Stream
 from archive.steps import Steps
 from archive.write import cut
 

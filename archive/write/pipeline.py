@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from archive.arrays import reuse_freed_memory
 from archive.base import ClosedError, thread_pool
-from archive.manifest import attempts
+from archive.log import attempts
 from archive.shard import SHARD_BYTES, ShardWriter
 from archive.write.works import Folded, ObjectDraft, ObjectKind, Seal, Upload, Work, Written
 

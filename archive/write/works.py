@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from archive import tables
 from archive.base import layout
-from archive.manifest import tablefiles
+from archive.log import tablefiles
 from archive.shard import Member, ShardWriter
 from archive.write.blocks import Block, Slab, assemble
 

@@ -9,8 +9,8 @@ from typing import Any
 from archive.base import PartialCheckpointError, UsageError
 from archive.checkpoint import Checkpoint, Checkpoints
 from archive.journal import recover
-from archive.manifest import Commit, CommitLog, Origin, commits, named_session
-from archive.manifest import place as writer_place
+from archive.log import Commit, CommitLog, Origin, commits, named_session
+from archive.log import place as writer_place
 from archive.observe import timed
 from resharding.planning.placement import Rules, identity, place, within_bounds
 from resharding.planning.plans import Plan

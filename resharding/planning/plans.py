@@ -32,7 +32,7 @@ from archive.base import (
     visible,
 )
 from archive.checkpoint import Checkpoint
-from archive.manifest import Origin, place
+from archive.log import Origin, place
 from archive.steps import Steps
 from archive.views import plots, reports
 from resharding.planning.placement import FILTERED, Placement, Rules

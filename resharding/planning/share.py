@@ -15,7 +15,7 @@ from archive.arrays import Ints, Mask, group_of, offsets_of, sums
 from archive.base import ArchiveError, NotFoundError, cached_property, logger, size
 from archive.checkpoint import MAIN_BUFFER, Checkpoint, resumption
 from archive.fields import NODES, FieldSpec, Path, dtypes, unflatten
-from archive.manifest import BufferResume, LiveRuns, Resume
+from archive.index import BufferResume, LiveRuns, Resume
 from archive.observe import add, operation
 from archive.read import Destination, Episode, Episodes, Selection, Shown, Spans
 from archive.steps import Steps

@@ -23,20 +23,9 @@ from archive import Archive, tables
 from archive.arrays import Ints, Mask
 from archive.base import ConflictError, UsageError, escape, layout
 from archive.fields import NODES, loads
+from archive.index import Snapshot, chains
+from archive.log import Addition, Attempt, Change, Commit, CommitLog, FileRef, commits, new_session, tablefiles
 from archive.maintain import relocation
-from archive.manifest import (
-    Addition,
-    Attempt,
-    Change,
-    Commit,
-    CommitLog,
-    FileRef,
-    Snapshot,
-    chains,
-    commits,
-    new_session,
-    tablefiles,
-)
 from archive.read import Reader, Spans
 from archive.shard import SHARD_BYTES
 from archive.steps import Steps, codes

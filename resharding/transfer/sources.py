@@ -18,7 +18,7 @@ import numpy as np
 from archive import Archive, tables
 from archive.arrays import Ints, Mask
 from archive.base import DuplicateEpisodeError, LetGoError, cached_property
-from archive.manifest import Pin, commits, tablefiles
+from archive.log import Pin, commits, tablefiles
 from archive.steps import Steps, places, row_codes
 from archive.store import Roots, Storage, join_key, split_key
 from archive.tables import ADDRESS, KEYS, among, distinct, news, of_segments

@@ -22,19 +22,18 @@ from archive import open as open_archive
 from archive.arrays import Ints
 from archive.base import AlreadyExistsError, NotFoundError, UsageError, at_once, layout
 from archive.checkpoint import MAIN_BUFFER, Checkpoint
-from archive.manifest import (
+from archive.index import Branches, Snapshot, run_of_session
+from archive.log import (
     Addition,
     Attempt,
-    Branches,
     Change,
     Claim,
     Commit,
     CommitLog,
     Origin,
     OtherArchive,
-    Snapshot,
+    branch_rows,
     new_session,
-    run_of_session,
 )
 from archive.store import Storage
 from archive.tables import CHUNK_FILE, addresses, distinct
@@ -273,8 +272,8 @@ def _commit(
         if parent.number != seen:  # others committed meanwhile: perhaps some of the same
             wanted = {address for s in _fresh(fresh, snapshot, archive.url) for address in addresses(s.names)}
             new = rows.filter([address in wanted for address in addresses(rows)])
-        branches = tables.from_columns("branches", _branches(every, snapshot).columns())
-        beside = {"branches": branches, "labels": _said(every, snapshot), "late": late}
+        told = _branches(every, snapshot)
+        beside = {"branches": branch_rows(told.origins, told.runs), "labels": _said(every, snapshot), "late": late}
         return {"segments": new, **beside}, {"bases": {**parent.bases, **bases}}
 
     late_rows = late.drop_columns(list(CHUNK_FILE))  # which each process writes for itself

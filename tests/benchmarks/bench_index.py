@@ -66,8 +66,8 @@ def segment_rows(first: int, count: int, total: int) -> Any:
 def fill(url: str, episodes: int, commits: int) -> None:
     """An archive whose manifest was written and folded commit by commit, by the code that does it."""
     import archive
-    from archive.manifest import Change, CommitLog
-    from archive.manifest.commits import newest
+    from archive.log import Change, CommitLog
+    from archive.log.commits import newest
 
     arc = archive.create(url)
     log = CommitLog(arc.storage, arc.id, newest(arc.storage))

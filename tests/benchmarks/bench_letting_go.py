@@ -11,8 +11,8 @@ import time
 from typing import Any
 
 import archive
+from archive.log import tablefiles
 from archive.maintain import retained_reach
-from archive.manifest import tablefiles
 
 try:
     from .bench_growth import checkpoint, looking

@@ -27,7 +27,7 @@ def fill(url: str, episodes: int, commits: int) -> None:
     """An archive of so many checkpoints, each of which brought the same number of episodes."""
     import archive
     from archive import tables
-    from archive.manifest import Change, CommitLog
+    from archive.log import Change, CommitLog
 
     arc = archive.create(url)
     log = CommitLog(arc.storage, arc.id, arc.head)
@@ -44,7 +44,7 @@ def fill(url: str, episodes: int, commits: int) -> None:
 
 def _checkpoint(rows: Any, live: Any, step: int, parent: Any, attempt: Any) -> Any:
     from archive import tables
-    from archive.manifest import BufferTotals, CheckpointRecord, Lineage, RunEntry, StagedObject
+    from archive.log import BufferTotals, CheckpointRecord, Lineage, RunEntry, StagedObject
 
     name = f"step-{step}"
     record = CheckpointRecord(
@@ -64,7 +64,7 @@ def _checkpoint(rows: Any, live: Any, step: int, parent: Any, attempt: Any) -> A
 def child_mark(url: str) -> dict[str, float]:
     """Open, and find what the newest commit leads to."""
     import archive
-    from archive.manifest import Walk
+    from archive.index import Walk
 
     arc = archive.open(url)
     with common.Peak() as peak:

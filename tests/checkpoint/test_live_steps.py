@@ -15,9 +15,10 @@ import archive
 import resharding
 from archive import tables
 from archive.checkpoint.livesteps import LiveSteps
+from archive.index import Snapshot, chains
+from archive.log import Commit, FileRef, RunEntry, attempts, tablefiles
+from archive.log.records import CheckpointRecord, Lineage, StagedObject
 from archive.maintain import verify
-from archive.manifest import Commit, FileRef, RunEntry, Snapshot, attempts, chains, tablefiles
-from archive.manifest.records import CheckpointRecord, Lineage, StagedObject
 from tests.support import tampering
 from tests.support.checkpoints import fresh, reopened, serials, steps
 from tests.support.sampling import examples, few_of

@@ -22,7 +22,7 @@ from archive.base.errors import (
 )
 from archive.base.layout import state_key
 from archive.checkpoint import assembly, saver
-from archive.manifest import CommitLog
+from archive.log import CommitLog
 from archive.saved import Part
 from archive.testing import trace
 from tests.support.archives import looked_up_again
@@ -208,7 +208,7 @@ def test_ranks_must_go_on_from_the_same_checkpoint(monkeypatch: pytest.MonkeyPat
     arc.writer(0, 2, session="refused", resume=found[0])
     with pytest.raises(UsageError, match=f"from commit {found[1].number}, but another rank .* {found[0].number}"):
         arc.writer(1, 2, session="refused", resume=found[1])
-    monkeypatch.setattr("archive.manifest.sessions._check_same_origin", lambda *_: None)
+    monkeypatch.setattr("archive.log.sessions._check_same_origin", lambda *_: None)
     new = [arc.writer(r, 2, session="new", resume=ck) for r, ck in enumerate(map(looked_up_again, found))]
     pending = [w.checkpoint(2) for w in new]
     with pytest.raises(CheckpointError, match=f"different checkpoints.*0: {found[0].number}, 1: {found[1].number}"):

@@ -14,7 +14,7 @@ import archive
 import resharding
 from archive.base.errors import CorruptCommitError, UsageError
 from archive.checkpoint.retention import Candidate, Keep
-from archive.manifest.records import KeepRule
+from archive.log.records import KeepRule
 from tests.support.checkpoints import fresh, reopened, serials, steps, value_of
 
 NAN = float("nan")

@@ -16,8 +16,8 @@ import pytest
 import archive
 import resharding
 from archive.base.errors import CorruptStateError, NotFoundError
+from archive.log import sessions
 from archive.maintain import verify
-from archive.manifest import sessions
 from tests.support.checkpoints import fresh, reopened, steps
 from tests.support.commands import call, document
 

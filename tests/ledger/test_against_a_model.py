@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import archive
 from archive.ledger import Group, Rollout
-from archive.manifest.records import Recovered
+from archive.log.records import Recovered
 from tests.support.checkpoints import fresh, reopened, steps
 from tests.support.clocks import running_backwards
 

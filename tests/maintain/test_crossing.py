@@ -17,8 +17,8 @@ import archive
 import resharding
 from archive import Keep, tables
 from archive.errors import LetGoError, SupersededError
+from archive.log import Change, Commit, CommitLog
 from archive.maintain import PrunePlan, prune
-from archive.manifest import Change, Commit, CommitLog
 from archive.store import Storage
 from tests.support.backends import Backend
 from tests.support.letting_go import Ring, all_told

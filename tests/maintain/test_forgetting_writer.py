@@ -191,7 +191,7 @@ def test_tries_that_others_outrun_serve_the_next_one(monkeypatch: pytest.MonkeyP
 
 
 def test_who_is_outrun_for_good_says_so_and_forgets_after_the_next_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("archive.manifest.log._MOST_WAIT_S", 0.0)
+    monkeypatch.setattr("archive.log.log._MOST_WAIT_S", 0.0)
     arc = fresh()
     other, act = _other(arc)
     ring = Ring(arc, keep=Keep(last=1), forget="unreferenced")

@@ -15,8 +15,8 @@ import archive
 import resharding
 from archive import Keep, tables
 from archive.errors import UsageError
+from archive.log import commits, tablefiles
 from archive.maintain import PrunePlan, prune
-from archive.manifest import commits, tablefiles
 from archive.testing import assert_whole, small_archive
 from tests.support.archives import by_hand
 from tests.support.backends import Backend

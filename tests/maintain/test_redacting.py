@@ -15,8 +15,8 @@ import archive
 import resharding
 from archive import Keep, tables
 from archive.errors import ConflictError, NotFoundError, UsageError
+from archive.log import CommitLog, tablefiles
 from archive.maintain import draft, relocation, verify
-from archive.manifest import CommitLog, tablefiles
 from tests.support.archives import by_hand
 from tests.support.checkpoints import steps
 from tests.support.compactions import SCHEMA, plain, whole

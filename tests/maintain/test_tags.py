@@ -10,7 +10,7 @@ import pytest
 
 import archive
 from archive.base.errors import AlreadyExistsError, LetGoError, NotFoundError, UsageError
-from archive.manifest import commits
+from archive.log import commits
 from archive.testing import steps
 from tests.support.archives import with_checkpoints
 from tests.support.backends import Backend

@@ -15,7 +15,7 @@ import resharding
 from archive import Keep
 from archive.base import layout
 from archive.errors import CheckpointError, LetGoError
-from archive.manifest import tablefiles
+from archive.log import tablefiles
 from archive.store import Storage
 from tests.support.checkpoints import fresh, reopened, steps
 from tests.support.journals import NEVER_S

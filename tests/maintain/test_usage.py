@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import archive
-from archive.manifest import Walk
+from archive.index import Walk
 
 STEPS = 10
 

@@ -13,7 +13,7 @@ import torch
 import archive
 from archive import Ragged, Schema
 from archive.base.errors import FieldError, NotFoundError, UsageError
-from archive.manifest.index import COLUMNS
+from archive.index.episodes import COLUMNS
 from tests.support.archives import fresh, identical, reopened
 from tests.support.processes import FORKSERVER
 

@@ -16,7 +16,7 @@ import pytest
 import archive
 import resharding
 from archive.base.errors import LetGoError, NotFoundError, StateError, UsageError
-from archive.manifest import Change, CommitLog, tablefiles
+from archive.log import Change, CommitLog, tablefiles
 from tests.support.archives import by_hand, fresh, reopened, with_checkpoints
 from tests.support.backends import Backend
 from tests.support.checkpoints import steps

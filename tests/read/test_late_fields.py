@@ -14,7 +14,7 @@ import pytest
 import archive
 from archive import tables
 from archive.base.errors import FieldError, NotFoundError, UsageError
-from archive.manifest import CommitLog, tablefiles
+from archive.log import CommitLog, tablefiles
 from archive.read import Gather
 from tests.support.archives import by_hand, fresh, identical, reopened
 from tests.support.backends import Backend

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import archive
+from archive.index import Snapshot
 from archive.journal import recovery, tails
-from archive.manifest import Snapshot
 from archive.write import Cut
 from tests.support.archives import fresh
 from tests.support.journals import NEVER_S, die

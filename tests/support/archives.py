@@ -9,7 +9,7 @@ import numpy as np
 
 import archive
 from archive.fields.nests import Ragged
-from archive.manifest import Change
+from archive.log import Change
 from archive.testing import steps
 
 

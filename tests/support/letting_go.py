@@ -59,7 +59,7 @@ def all_told(arc: archive.Archive) -> tuple[dict[str, Any], dict[Any, Any]]:
 
 def forgotten(arc: archive.Archive) -> set[str]:
     """The keys in the table of what was forgotten."""
-    from archive.manifest import tablefiles
+    from archive.log import tablefiles
 
     head = archive.open(arc.url, storage_options=arc.storage.root.options).head
     return set(tablefiles.load(arc.storage, "forgotten", head.files("forgotten"))["key"].to_pylist())

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import archive
+from archive.log import CommitLog
 from archive.maintain import verify
-from archive.manifest import CommitLog
 
 NOW: dict[str, Any] = {"older_than": "0s", "force": True}
 

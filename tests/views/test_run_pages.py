@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import archive
-from archive.manifest.index import COLUMNS
+from archive.index.episodes import COLUMNS
 from archive.views import reports, rows
 from tests.support import browser
 from tests.support.pages import HOSTILE, visited

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from archive.arrays import spans
 from archive.base.errors import UsageError
-from archive.manifest import Place
+from archive.log import Place
 from archive.steps import Steps
 from archive.write.episodes import EpisodeRecord, Ids
 from archive.write.streams import AppendedRows, Assigned, Streams

@@ -14,7 +14,7 @@ from archive.adapters.transferqueue.controller import Cut, Sample
 from archive.adapters.transferqueue.live import Live, Sampled
 from archive.base import CorruptStateError, NothingThereError, UsageError
 from archive.checkpoint import MAIN_BUFFER, Checkpoint
-from archive.manifest import DEFAULT_RUN
+from archive.log import DEFAULT_RUN
 
 if TYPE_CHECKING:
     from archive import Archive

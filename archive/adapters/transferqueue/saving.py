@@ -17,7 +17,7 @@ from archive.adapters.transferqueue.controller import Cut, Sample
 from archive.adapters.transferqueue.live import Live
 from archive.base import UsageError, logger
 from archive.checkpoint import MAIN_BUFFER, Checkpoint
-from archive.manifest import DEFAULT_RUN
+from archive.log import DEFAULT_RUN
 from archive.write import Buffer
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from archive.adapters.xtuner.leftovers import Brought, Leftovers
 from archive.adapters.xtuner.restoring import maker_of, undisturbed
 from archive.adapters.xtuner.watching import Watch
 from archive.base import UsageError
-from archive.manifest import EpisodeIndex, Snapshot
+from archive.index import EpisodeIndex, Snapshot
 from archive.read import Episodes, Reader
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import numpy as np
 from archive.arrays import Ints, merge_runs
 from archive.base import ByteRange, side_by_side, usable_cores
 from archive.fields import Array
-from archive.manifest import METADATA, ArrayChunks, ShardReads, chunkindex
+from archive.index import METADATA, ArrayChunks, ShardReads, chunkindex
 from archive.read.chunks.segments import Segments
 from archive.read.chunks.shards import MAX_FILLING_BYTES, Owners, ReadPlan, Shards, checked, episode_in
 from archive.read.chunks.wants import ChunkRows, Want, chunk_rows, put, unwanted

@@ -16,7 +16,8 @@ from archive.arrays import Ints, arrow, group_of, numbers, spans
 from archive.base import cached_property, unescape_path
 from archive.fields import Path, ShardSchema, schema
 from archive.fields.axes import Extent
-from archive.manifest import Snapshot, StoredFile
+from archive.index import Snapshot
+from archive.log import StoredFile
 from archive.steps import Steps
 from archive.tables import CHUNK_FILE, overlaps
 

@@ -11,7 +11,8 @@ from archive import tables
 from archive.arrays import Ints
 from archive.base import ArchiveError, CorruptChunkError, CorruptManifestError, StorageError
 from archive.fields import Array
-from archive.manifest import METADATA, ShardIndex, ShardReads, Snapshot, StoredFile, chunkindex, tablefiles
+from archive.index import METADATA, ShardIndex, ShardReads, Snapshot, chunkindex
+from archive.log import StoredFile, tablefiles
 from archive.read.chunks.segments import Segments
 from archive.shard import ShardView, inflate
 from archive.store import Buffer, Roots, join_key, split_key

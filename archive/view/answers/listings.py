@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from archive.arrays import Ints
 from archive.base import IntegrityError, NotFoundError, UsageError, cached_property
 from archive.fields import Bools, Objects
-from archive.manifest import METADATA_COLUMN
+from archive.index import METADATA_COLUMN
 
 if TYPE_CHECKING:
     from archive import Commit, Episodes

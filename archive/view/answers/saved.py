@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from archive import tables
 from archive.base import NotFoundError, UsageError, jsontree
-from archive.manifest import tablefiles
+from archive.log import tablefiles
 from archive.tables import CHUNK_FILE, among, distinct
 from archive.view.answers.histograms import edges_of
 from archive.view.answers.listings import Listing

@@ -10,7 +10,7 @@ import pytest
 
 import archive
 import resharding
-from archive.manifest import CommitLog
+from archive.log import CommitLog
 from tests.support.compactions import fetched
 from tests.support.transfers import equal
 

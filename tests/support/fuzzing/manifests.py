@@ -19,7 +19,7 @@ from archive import tables
 from archive.base import CorruptStateError, layout
 from archive.checkpoint import requests
 from archive.ledger import keys
-from archive.manifest import About, Claim, Pin, commits
+from archive.log import About, Claim, Pin, commits
 from archive.store import smallfiles
 from archive.testing import crashed_job
 from tests.support.fuzzing.mutating import mutated_bytes, mutated_json, mutated_table, parquet

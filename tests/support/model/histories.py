@@ -17,7 +17,7 @@ from unittest import mock
 
 import archive
 from archive.checkpoint import assembly
-from archive.manifest import attempts
+from archive.log import attempts
 from archive.store import retry
 from archive.write import buffer
 from tests.support.model import adding, keeping, resuming, saving

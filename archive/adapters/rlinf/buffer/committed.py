@@ -12,7 +12,7 @@ from archive.adapters.rlinf.buffer.ranks import Where, part_meant
 from archive.adapters.rlinf.buffer.start import Start
 from archive.base import NothingThereError, logger
 from archive.checkpoint import Holding
-from archive.manifest import RunEntry
+from archive.log import RunEntry
 from archive.read import Episodes
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from archive.base import UsageError, process_group
-from archive.manifest import place
+from archive.log import place
 from archive.store import Storage
 
 _RANK = re.compile(r"(?P<root>.*?)/*(?:^|/)rank_(?P<rank>\d+)/*", re.DOTALL)

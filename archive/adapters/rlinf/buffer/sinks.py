@@ -13,7 +13,7 @@ from archive.adapters.rlinf.buffer.loading import Homes
 from archive.adapters.rlinf.buffer.ranks import Job, Where
 from archive.adapters.rlinf.buffer.sink import Sink, Visible
 from archive.base import process_group
-from archive.manifest import named_session, place
+from archive.log import named_session, place
 
 CHUNK_BYTES = 64 * 1024  # transitions are drawn one by one, and each reads its chunk
 

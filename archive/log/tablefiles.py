@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from archive import tables
 from archive.base import ByteRange, CorruptManifestError, MissingObjectError, layout
-from archive.manifest.records import FileRef, StoredFile
+from archive.log.records import FileRef, StoredFile
 from archive.shard import Placed, checksum
 from archive.store import Storage
 from archive.tables import CHUNK_FILE

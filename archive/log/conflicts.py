@@ -12,9 +12,9 @@ from collections.abc import Collection, Mapping
 
 from archive import tables
 from archive.base import CheckpointError, CorruptManifestError, LetGoError
-from archive.manifest import tablefiles
-from archive.manifest.commit import Commit
-from archive.manifest.records import FileRef, RunEntry
+from archive.log import tablefiles
+from archive.log.commit import Commit
+from archive.log.records import FileRef, RunEntry
 from archive.store import Storage
 from archive.tables import SHARDED, objects_of
 

@@ -6,9 +6,10 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from archive import tables
 from archive.base import (
@@ -23,19 +24,45 @@ from archive.base import (
     layout,
     process_group,
 )
-from archive.manifest.attempts import Attempt
-from archive.manifest.chains import Branches, Origin
-from archive.manifest.commit import Commit
-from archive.manifest.live import Resume
-from archive.manifest.log import Addition, Change, CommitLog, Requirement, new_session
-from archive.manifest.records import Claim, ForkedFrom, KeepRule, ResumedFrom, RunEntry
+from archive.log.attempts import Attempt
+from archive.log.commit import Commit
+from archive.log.log import Addition, Change, CommitLog, Requirement, new_session
+from archive.log.records import Claim, ForkedFrom, KeepRule, ResumedFrom, RunEntry
 from archive.store import Storage, smallfiles
 from archive.tables import MOST_RANKS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 REMEMBERED_SESSIONS = 100  # of a run, before its newest
 MAX_SESSION_BYTES = 180  # of its escaped form; it is part of file names, which end at 255 bytes
 DEFAULT_RUN = "main"
+Sequences = Mapping[int, int]  # rank -> its segments below this number
+_BRANCH = ("session", "run", "parent", "parent_run", "rank", "sequence", "resumed_from", "trained")
 _CLAIM = re.compile(r"rank-[0-9]{5,}\.json")
+
+
+class Origin(NamedTuple):
+    """The checkpoint that a session goes on from, by the session that made it and how far each of its ranks had got.
+
+    trained: how far each had got by what its weights know; None: as far. Of ledger rows "trained" only those count.
+    """
+
+    session: str
+    run: str
+    commit: int
+    sequences: Sequences
+    trained: Sequences | None = None
+
+
+def branch_rows(origins: Mapping[str, Origin], runs: Mapping[str, str]) -> pa.Table:
+    """Rows of the branches table, which say what sessions go on from. runs: of each of these sessions."""
+    rows: list[tuple[Any, ...]] = []
+    for name, origin in origins.items():
+        for rank, sequence in (origin.sequences or {0: 0}).items():
+            trained = None if origin.trained is None else origin.trained.get(rank, 0)
+            rows.append((name, runs[name], origin.session, origin.run, rank, sequence, origin.commit, trained))
+    return tables.from_columns("branches", {column: [row[at] for row in rows] for at, column in enumerate(_BRANCH)})
 
 
 @dataclass(frozen=True)
@@ -123,17 +150,18 @@ def named_session(run: str) -> str | None:
 
 
 def open_session(
-    log: CommitLog, who: Place, keep: KeepRule | None = None, resume: Resume | None = None, *, journal: bool = False,
+    log: CommitLog, who: Place, seen: int, keep: KeepRule | None = None, origin: Origin | None = None,
+    forked_from: ForkedFrom | None = None, *, journal: bool = False,
     check: Callable[[Commit], None] = lambda head: None,
 ) -> None:  # fmt: skip
     """Take the place: one writer per session and rank, and the newest session of its run.
 
-    keep: which checkpoints to retain, for the run from now on; None leaves it as it is.  resume: what the session goes
-    on from; whichever rank says so first has it recorded.  journal: the same with whether it keeps a journal.
-    check: called before the session is opened, unless it is already; nothing is written where that raises.
+    seen: the newest commit that was known when it was decided to.  keep: which checkpoints to retain, for the run from
+    now on; None leaves it as it is.  origin: what the session goes on from; whichever rank says so first has it
+    recorded.  journal: the same with whether it keeps a journal.  check: called before the session is opened, unless it
+    is already; nothing is written where that raises.
     """
-    origin, forked_from = (None, None) if resume is None else (resume.origin, resume.forked_from)
-    may_open = partial(_check_may_open, who=who, forked_from=forked_from, seen=looked_at(log, resume))
+    may_open = partial(_check_may_open, who=who, forked_from=forked_from, seen=seen)
     head = log.catch_up()
     may_open(head)
     _check_same_origin(head, who, origin)
@@ -163,8 +191,7 @@ def _say(
         entry, known, rows = entry_of(parent), parent.format, {}
         if origin is not None:
             entry = replace(entry, resumed_from=ResumedFrom(origin.session, origin.commit))
-            columns = Branches({who.session: origin}, {who.session: who.run}).columns()
-            rows["branches"] = tables.from_columns("branches", columns)
+            rows["branches"] = branch_rows({who.session: origin}, {who.session: who.run})
         if journal:
             entry = replace(entry, journal=dict.fromkeys(range(who.world_size), 0))
             known = layout.with_feature(known, layout.JOURNAL)
@@ -172,12 +199,6 @@ def _say(
 
     change = Change("session", adds, [requirement], who.run, who.session)
     log.commit(f"{who.session}/{what}/{who.run}", change)
-
-
-def looked_at(log: CommitLog, resume: Resume | None) -> int:
-    """The number of the newest commit that was known when it was decided to open a session: when its plan was made or
-    its checkpoint was looked up; for one that takes nothing of its run over, when the archive was opened."""
-    return log.began if resume is None or resume.forked_from is not None else resume.seen
 
 
 def check_seen(head: Commit, who: Place, seen: int) -> None:

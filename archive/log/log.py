@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from archive import tables
 from archive.base import AlreadyExistsError, CommitUnknownError, MissingObjectError, forking, layout
-from archive.manifest import tablefiles
-from archive.manifest.attempts import Attempt, KnownIds
-from archive.manifest.commit import Commit, completed, dumps, loads, mark_of, recent
-from archive.manifest.commits import newest_number, next_after, read, read_of
-from archive.manifest.conflicts import Conflicts
-from archive.manifest.records import FileRef
-from archive.manifest.runs import served, settled
+from archive.log import tablefiles
+from archive.log.attempts import Attempt, KnownIds
+from archive.log.commit import Commit, completed, dumps, loads, mark_of, recent
+from archive.log.commits import newest_number, next_after, read, read_of
+from archive.log.conflicts import Conflicts
+from archive.log.records import FileRef
+from archive.log.runs import served, settled
 from archive.store import Storage
 
 if TYPE_CHECKING:

@@ -14,12 +14,9 @@ import numpy as np
 
 from archive import tables
 from archive.base import CorruptManifestError
-from archive.manifest import tablefiles
-from archive.manifest.commit import Commit
-from archive.manifest.commits import read_all
-from archive.manifest.index import EpisodeIndex
-from archive.manifest.records import FileRef
-from archive.manifest.snapshot import Snapshot
+from archive.index.episodes import EpisodeIndex
+from archive.index.snapshot import Snapshot
+from archive.log import Commit, FileRef, commits, tablefiles
 from archive.store import Storage, split_key
 from archive.tables import SHARDED, distinct
 
@@ -120,11 +117,11 @@ class Walk:
         wanted = [(place, head.let_go is None or _tables_of(place) >= head.let_go) for place in places]
         new = sorted((one for one in wanted if one not in self._needs), key=lambda one: one[0][0])
         manifests = {manifest for (_, manifest), _ in new if manifest is not None}
-        serving = {one.number: one for one in read_all(self._storage, manifests, head)}
+        serving = {one.number: one for one in commits.read_all(self._storage, manifests, head)}
         for at in range(0, len(new), _AT_ONCE):
             some = new[at : at + _AT_ONCE]
             lacking = {number for (number, _), _ in some} - serving.keys()
-            found = serving | {one.number: one for one in read_all(self._storage, lacking, head)}
+            found = serving | {one.number: one for one in commits.read_all(self._storage, lacking, head)}
             for place, whole in some:
                 tables = found[_tables_of(place)]
                 own = self.needs(found[place[0]], tables, whole=whole)

@@ -12,11 +12,11 @@ import numpy as np
 from archive.arrays import Ints, Mask, arrow, numbers, texts
 from archive.base import UsageError, cached_property
 from archive.fields import Objects, schema
-from archive.manifest import chains
-from archive.manifest.chains import ByWriter, Sequences
-from archive.manifest.commit import Commit
-from archive.manifest.labels import PREFIX, Labels
-from archive.manifest.snapshot import Snapshot, run_of_session
+from archive.index import chains
+from archive.index.chains import ByWriter
+from archive.index.labels import PREFIX, Labels
+from archive.index.snapshot import Snapshot, run_of_session
+from archive.log import Commit, Sequences
 from archive.tables import ADDRESS, NO_ENV, coded, segments_of
 
 if TYPE_CHECKING:

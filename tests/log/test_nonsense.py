@@ -21,7 +21,7 @@ import archive
 from archive import tables
 from archive.base import ArchiveError, CorruptCommitError, CorruptStateError, IntegrityError, Record
 from archive.checkpoint import requests
-from archive.manifest import About, Claim, Commit, Pin
+from archive.log import About, Claim, Commit, Pin
 from archive.saved import PartIndex
 from archive.shard import indexed
 from tests.support.nonsense import everything, filled, look_after

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import archive
 import resharding
+from archive.index import chains
+from archive.index.chains import Branches, ByWriter
 from archive.maintain import verify
-from archive.manifest import chains
-from archive.manifest.chains import Branches, ByWriter
 from tests.support import format_reader
 from tests.support.checkpoints import fresh, reopened, serials, steps
 from tests.support.sampling import examples

@@ -10,7 +10,7 @@ import pytest
 import archive
 from archive import tables
 from archive.base.errors import DuplicateEpisodeError, LetGoError
-from archive.manifest import CommitLog, attempts, tablefiles
+from archive.log import CommitLog, attempts, tablefiles
 from archive.store import Storage
 from archive.testing import steps
 from tests.support.archives import by_hand, fresh, reopened
@@ -22,7 +22,7 @@ MOST_REQUESTS, MOST_FILES = 20, 13
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has lost a race tries again at once."""
-    monkeypatch.setattr("archive.manifest.log._MOST_WAIT_S", 0.0)
+    monkeypatch.setattr("archive.log.log._MOST_WAIT_S", 0.0)
 
 
 def lengths(arc: archive.Archive) -> dict[str, int]:

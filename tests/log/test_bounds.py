@@ -23,8 +23,8 @@ from archive.base.errors import (
     CorruptManifestError,
     CorruptStateError,
 )
+from archive.log import commits
 from archive.maintain import repair, verify
-from archive.manifest import commits
 from archive.shard import indexed
 from archive.shard.groups import ShardView
 from tests.support.backends import Proxied

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from archive import tables
 from archive.base import DuplicateEpisodeError, layout
-from archive.manifest import tablefiles
-from archive.manifest.commit import Commit
-from archive.manifest.records import FileRef
+from archive.log import tablefiles
+from archive.log.commit import Commit
+from archive.log.records import FileRef
 from archive.store import Storage
 
 if TYPE_CHECKING:

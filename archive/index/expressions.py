@@ -16,7 +16,7 @@ import numpy as np
 
 from archive.arrays import Mask
 from archive.base import UsageError, check_text, one_line
-from archive.manifest.index import COLUMNS
+from archive.index.episodes import COLUMNS
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc

@@ -22,12 +22,12 @@ from archive.base import (
     layout,
     records,
 )
-from archive.manifest import tablefiles
-from archive.manifest.records import FileRef, RunEntry
+from archive.log import tablefiles
+from archive.log.records import FileRef, RunEntry
 from archive.store import Storage
 
 if TYPE_CHECKING:
-    from archive.manifest.commit import Commit
+    from archive.log.commit import Commit
 
 MOST_OWN, KEPT_OWN = 48, 32  # runs that a commit says itself, and how many are left where there are more
 MOST_BYTES, KEPT_BYTES = 256 * 1024, 128 * 1024  # of their text

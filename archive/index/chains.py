@@ -20,6 +20,7 @@ import numpy as np
 
 from archive.arrays import Ints, Mask, arrow, numbers, run_tails, spans
 from archive.base import CorruptManifestError, cached_property
+from archive.log import Origin, Sequences
 from archive.steps import codes, places, row_codes
 from archive.tables import ADDRESS
 
@@ -29,10 +30,8 @@ if TYPE_CHECKING:
 COLUMNS = ("predecessor", "replaces")
 Current = Callable[["pa.Table", Ints], Mask]  # of rows with DETAIL, and the number of each row's episode
 DETAIL = ("episode_id", *ADDRESS, "predecessor", "commit")
-Sequences = Mapping[int, int]  # rank -> its segments below this number
 Sight = Mapping[str, Sequences | None]  # session -> which of its segments are seen; None: all
 
-_BRANCH = ("session", "run", "parent", "parent_run", "rank", "sequence", "resumed_from", "trained")
 _ALL = np.iinfo(np.int64).max
 
 
@@ -197,19 +196,6 @@ def _go_back(tails: Ints, episode: Ints, before: Ints, age: Ints, gone: list[int
 # -- branches ----------------------------------------------------------------------------------------------------------
 
 
-class Origin(NamedTuple):
-    """The checkpoint that a session goes on from, by the session that made it and how far each of its ranks had got.
-
-    trained: how far each had got by what its weights know; None: as far. Of ledger rows "trained" only those count.
-    """
-
-    session: str
-    run: str
-    commit: int
-    sequences: Sequences
-    trained: Sequences | None = None
-
-
 class ByWriter:
     """Rows of the segments table, by who wrote them."""
 
@@ -270,16 +256,6 @@ class Branches:
 
     def __bool__(self) -> bool:
         return bool(self.origins)
-
-    def columns(self) -> dict[str, list[Any]]:
-        """Columns of the branches table that say the same."""
-        rows: list[tuple[Any, ...]] = []
-        for name, origin in self.origins.items():
-            for rank, sequence in (origin.sequences or {0: 0}).items():
-                trained = None if origin.trained is None else origin.trained.get(rank, 0)
-                row = (name, self.runs[name], origin.session, origin.run, rank, sequence, origin.commit, trained)
-                rows.append(row)
-        return {column: [row[at] for row in rows] for at, column in enumerate(_BRANCH)}
 
     def beyond(self, others: Branches) -> Branches:
         """The resumes that others do not have."""

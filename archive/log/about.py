@@ -14,7 +14,7 @@ from archive.base import (
     UsageError,
     layout,
 )
-from archive.manifest.records import About
+from archive.log.records import About
 from archive.store import Storage, smallfiles
 
 

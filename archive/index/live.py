@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from archive.arrays import Ints
-from archive.manifest.chains import Origin
-from archive.manifest.records import ForkedFrom
+from archive.log import CommitLog, ForkedFrom, Origin
 from archive.steps import Steps
 
 OWN = -1
@@ -130,3 +129,9 @@ class Resume:
     forked_from: ForkedFrom | None = None  # where a new run begins there
     saved_by: int | None = None  # how many ranks saved it
     holders: Callable[[], Mapping[str, int]] = field(default=dict, compare=False)  # episode -> rank that has it live
+
+
+def looked_at(log: CommitLog, resume: Resume | None) -> int:
+    """The number of the newest commit that was known when it was decided to open a session: when its plan was made or
+    its checkpoint was looked up; for one that takes nothing of its run over, when the archive was opened."""
+    return log.began if resume is None or resume.forked_from is not None else resume.seen

@@ -12,11 +12,8 @@ import numpy as np
 from archive import tables
 from archive.arrays import arrow
 from archive.base import MissingObjectError, at_once, layout
-from archive.manifest.chains import Branches
-from archive.manifest.commit import Commit
-from archive.manifest.records import FileRef
-from archive.manifest.sessions import read_claim
-from archive.manifest.tablefiles import fetch, load, parsed
+from archive.index.chains import Branches
+from archive.log import Commit, FileRef, sessions, tablefiles
 from archive.store import Storage
 
 if TYPE_CHECKING:
@@ -58,7 +55,7 @@ class Later:
     def _rows(self, kind: str) -> pa.Table:
         files = self.head.files(kind)
         if kind not in self._tables or self._tables[kind][0] != files:
-            self._tables[kind] = files, load(self.storage, kind, files)
+            self._tables[kind] = files, tablefiles.load(self.storage, kind, files)
         return self._tables[kind][1]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -130,7 +127,7 @@ class Snapshot:
 
         missing = [n for n in names if n not in self._columns]
         if missing:
-            table = parsed(self.storage, "segments", self.files, self._fetched(), missing)
+            table = tablefiles.parsed(self.storage, "segments", self.files, self._fetched(), missing)
             self._columns.update({n: table[n] for n in missing})
         return pa.table({n: self._columns[n] for n in names})
 
@@ -138,7 +135,7 @@ class Snapshot:
         """The bytes of its files."""
         lacking = [ref for ref in self.files if ref.path not in self._bytes]
         if lacking:
-            found = fetch(self.storage, lacking)
+            found = tablefiles.fetch(self.storage, lacking)
             self._bytes.update(zip((ref.path for ref in lacking), found, strict=True))
         return [self._bytes[ref.path] for ref in self.files]
 
@@ -146,7 +143,7 @@ class Snapshot:
     def branches(self) -> Branches:
         """The recorded resumes: nothing is fetched where there are none."""
         if self._branches is None:
-            self._branches = Branches.of(load(self.storage, "branches", self.commit.files("branches")))
+            self._branches = Branches.of(tablefiles.load(self.storage, "branches", self.commit.files("branches")))
         return self._branches
 
     def take(self, rows: Any, names: Sequence[str]) -> pa.Table:
@@ -165,11 +162,11 @@ def run_of_session(snapshot: Snapshot) -> dict[str, str | None]:
     runs = snapshot.commit.runs.items()
     known: dict[str, str | None] = {session: run for run, entry in runs for session in entry.sessions}
     table = snapshot.columns(["session", "rank"])
-    sessions = [s for s in tables.distinct(table["session"]) if s not in known]
-    if sessions:
-        claims = [(s, _a_rank(table, s)) for s in sessions]
+    names = [s for s in tables.distinct(table["session"]) if s not in known]
+    if names:
+        claims = [(s, _a_rank(table, s)) for s in names]
         found = at_once(lambda claim: _claimed(snapshot.storage, *claim), claims, _AT_ONCE)
-        known |= dict(zip(sessions, found, strict=True))
+        known |= dict(zip(names, found, strict=True))
     return known
 
 
@@ -183,6 +180,6 @@ def _a_rank(table: pa.Table, session: str) -> int:
 def _claimed(storage: Storage, session: str, rank: int) -> str | None:
     """The run that a rank of the session claimed; None if the claim is gone, or says nothing of a run."""
     try:
-        return read_claim(storage, layout.rank_key(session, rank)).run or None
+        return sessions.read_claim(storage, layout.rank_key(session, rank)).run or None
     except MissingObjectError:
         return None

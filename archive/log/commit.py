@@ -23,8 +23,8 @@ from archive.base import (
     stored,
     unstored,
 )
-from archive.manifest.records import CheckpointRecord, FileRef, OtherArchive, RunEntry, Sighting
-from archive.manifest.runs import KnownRuns
+from archive.log.records import CheckpointRecord, FileRef, OtherArchive, RunEntry, Sighting
+from archive.log.runs import KnownRuns
 from archive.tables import LISTED
 
 MAX_COMMIT_BYTES = 1_000_000

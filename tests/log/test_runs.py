@@ -11,8 +11,8 @@ import pytest
 
 import archive
 from archive.base import layout
+from archive.log import CommitLog, RunEntry, runs
 from archive.maintain import verify
-from archive.manifest import CommitLog, RunEntry, runs
 from archive.testing import steps
 from tests.support import format_reader
 from tests.support.archives import by_hand, fresh, reopened

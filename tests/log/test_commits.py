@@ -28,9 +28,9 @@ from archive.base.errors import (
     UsageError,
 )
 from archive.checkpoint import requests
+from archive.log import Addition, Attempt, Change, CommitLog, commits
+from archive.log.commit import Commit
 from archive.maintain import repair
-from archive.manifest import Addition, Attempt, Change, CommitLog, commits
-from archive.manifest.commit import Commit
 from archive.store import Storage
 from archive.testing import steps
 from archive.write import buffer

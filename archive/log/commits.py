@@ -15,9 +15,9 @@ from archive.base import (
     NotFoundError,
     layout,
 )
-from archive.manifest.commit import EMPTY, MAX_OBJECT_BYTES, Commit, completed, dumps, loads
-from archive.manifest.records import About, Sighting
-from archive.manifest.runs import served
+from archive.log.commit import EMPTY, MAX_OBJECT_BYTES, Commit, completed, dumps, loads
+from archive.log.records import About, Sighting
+from archive.log.runs import served
 from archive.store import Storage
 
 __all__ = [

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 import archive
 from archive.base.errors import UsageError
 from archive.fields import Objects
-from archive.manifest import expressions
-from archive.manifest.expressions import matching
-from archive.manifest.index import COLUMNS
+from archive.index import expressions
+from archive.index.episodes import COLUMNS
+from archive.index.expressions import matching
 from tests.support.sampling import examples
 
 ROWS: list[dict[str, Any]] = [

@@ -1,0 +1,47 @@
+"""What is in the archive, as of a commit: tables come in from the log; episodes, chains, live steps, places of chunks,
+and what commits lead to go out."""
+
+from __future__ import annotations
+
+from archive.index import chains, chunkindex, expressions, labels
+from archive.index.chains import Branches, ByWriter
+from archive.index.chunkindex import METADATA, ArrayChunks, ShardIndex, ShardReads
+from archive.index.episodes import COLUMNS, METADATA_COLUMN, EpisodeIndex, value_set
+from archive.index.expressions import Met, matching
+from archive.index.live import OWN, BufferResume, KnownEpisode, LiveRuns, Resume, Stream, Unfinished, looked_at
+from archive.index.reachable import Reach, Walk, checkpoint_places, held_rows
+from archive.index.snapshot import Later, Snapshot, run_of_session
+
+__all__ = [
+    "COLUMNS",
+    "METADATA",
+    "METADATA_COLUMN",
+    "OWN",
+    "ArrayChunks",
+    "Branches",
+    "BufferResume",
+    "ByWriter",
+    "EpisodeIndex",
+    "KnownEpisode",
+    "Later",
+    "LiveRuns",
+    "Met",
+    "Reach",
+    "Resume",
+    "ShardIndex",
+    "ShardReads",
+    "Snapshot",
+    "Stream",
+    "Unfinished",
+    "Walk",
+    "chains",
+    "checkpoint_places",
+    "chunkindex",
+    "expressions",
+    "held_rows",
+    "labels",
+    "looked_at",
+    "matching",
+    "run_of_session",
+    "value_set",
+]
