@@ -3,12 +3,11 @@ tables' files that they name, and who may write go out."""
 
 from __future__ import annotations
 
-from archive.log import about, attempts, commits, sessions, tablefiles
-from archive.log.attempts import Attempt
+from archive.log import about, commits, sessions, tablefiles
 from archive.log.commit import Commit
 from archive.log.commits import Commits, read_of
 from archive.log.conflicts import FORGOTTEN, LEFT
-from archive.log.log import Addition, Change, CommitLog, Requirement, new_session
+from archive.log.log import Addition, Attempt, Change, CommitLog, Requirement, new_session
 from archive.log.records import (
     About,
     BufferTotals,
@@ -77,7 +76,6 @@ __all__ = [
     "StoredFile",
     "Tail",
     "about",
-    "attempts",
     "branch_rows",
     "check_exclusive",
     "commits",

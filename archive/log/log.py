@@ -10,6 +10,7 @@ import dataclasses
 import random
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,9 +18,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from archive import tables
-from archive.base import AlreadyExistsError, CommitUnknownError, MissingObjectError, forking, layout
+from archive.base import (
+    AlreadyExistsError,
+    CommitUnknownError,
+    DuplicateEpisodeError,
+    MissingObjectError,
+    forking,
+    layout,
+)
 from archive.log import tablefiles
-from archive.log.attempts import Attempt, KnownIds
 from archive.log.commit import Commit, completed, dumps, loads, mark_of, recent
 from archive.log.commits import newest_number, next_after, read, read_of
 from archive.log.conflicts import Conflicts
@@ -32,17 +39,168 @@ if TYPE_CHECKING:
 
 X = TypeVar("X")
 Requirement = Callable[[Commit], None]  # raises if it does not hold as of a commit
+Load = Callable[[str, Sequence[FileRef], Sequence[str]], "pa.Table"]  # columns of manifest files of one kind
 Addition = tuple[Mapping[str, "pa.Table"], Mapping[str, Any]]  # rows by table, and what else a commit says
 
 
 _NEAR = 2  # commits of others that a writer reads one by one; past more it goes to the newest
 _chance = random.SystemRandom()  # the program's own stream of random numbers is not ours to draw from
 _MOST_WINDOWS, _MOST_WAIT_S = 24, 10.0
+_TURN = (4, 16)  # of writers that meet, the one joins them that draws the least of these numbers, or all from the last
+_MAX_KEPT_BYTES = 1024 * 1024  # a file no larger is held for the next try
 
 
 def new_session() -> str:
     """A session's name that no other has."""
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+class KnownIds:
+    """The ids of the episodes that there are, as one process has learned them; each file is read once.
+
+    names: those that commits after `since` brought, and maybe more. at: the commit up to which they were learned.
+    """
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.since: int | None = None  # nobody has asked yet
+        self.at = 0
+
+    def learn(self, parent: Commit, load: Load, since: int = 0) -> None:
+        """Read the files that are newer than what is known, so that all ids that came after commit `since` are known
+        as of `parent`."""
+        if self.since is None or since < self.since:
+            self.since = self.at = since
+        files = [f for f in parent.files("segments") if f.commit is None or f.commit[1] > self.at]
+        self.names.update(load("segments", files, ["episode_id"])["episode_id"].to_pylist())
+        self.at = parent.number
+
+    def check(self, parent: Commit, load: Load, fresh: pa.Table, session: str, since: int) -> None:
+        """Refuse rows that begin an episode of an id that is taken. since: the commit up to which the ids were checked
+        when they were given."""
+        given = Counter(_given(fresh, session))
+        if not given:
+            return
+        twice = sorted(name for name, count in given.items() if count > 1)
+        if not twice:
+            self.learn(parent, load, since)
+        clash = twice or sorted(given.keys() & self.names)
+        if clash:
+            raise DuplicateEpisodeError(
+                f"{'two ranks gave' if twice else 'another writer committed'} an episode {clash[0]!r} at the same time "
+                f"({len(clash)} such ids in all); nothing was committed: write these episodes again under other ids, "
+                "or with replace=True"
+            )
+
+    def note(self, commit: Commit, fresh: pa.Table | None = None) -> None:
+        """A commit was made. fresh: the rows that it adds, if they were checked: they need not be read then."""
+        if commit.undoes is not None:  # what comes back lies in files that may be older than what is known
+            self.since = self.at = 0
+        elif fresh is not None and self.since is not None and self.at == commit.number - 1:
+            self.names.update(fresh["episode_id"].to_pylist())
+            self.at = commit.number
+
+
+def _given(fresh: pa.Table, session: str) -> list[str]:
+    """Ids of the episodes that begin in these rows, but for those that this session makes itself, and those that a row
+    says to take the place of whatever there is."""
+    import pyarrow.compute as pc
+
+    replaces = pc.fill_null(fresh["replaces"], False)
+    begins = fresh.filter(pc.and_(pc.is_null(fresh["predecessor"]), pc.invert(replaces)))
+    replaced = set(fresh.filter(replaces)["episode_id"].to_pylist())
+    names = begins["episode_id"].to_pylist()
+    return [name for name in names if name not in replaced and not name.startswith(f"{session}-")]
+
+
+class Attempt:
+    """The tries of one change to become a commit. What an earlier one wrote or read serves those that follow: on these,
+    nothing is written or read that the change does not need.
+
+    number: how many were lost before this one. crowded: others were committing at the same time when it began. is_dry:
+    nothing is written, as the commit is not to be made.
+    """
+
+    def __init__(
+        self, storage: Storage, ids: KnownIds | None = None, *, crowded: bool = False, is_dry: bool = False
+    ) -> None:
+        self.storage = storage
+        self.is_dry = is_dry
+        self.number = 0
+        self.fresh: pa.Table | None = None  # rows whose ids were looked at
+        self._ids = KnownIds() if ids is None else ids
+        self._least = _chance.randint(*_TURN) if crowded else 2
+        self._joined: dict[tuple[str, ...], FileRef] = {}  # by the paths of what was joined
+        self._written: dict[str, tuple[pa.Table, FileRef]] = {}
+        self._fetched: dict[str, bytes] = {}
+
+    def write(self, session: str, kind: str, table: pa.Table) -> FileRef:
+        """The new file of a table; of a dry run, it is named alone."""
+        if self.is_dry:
+            return FileRef(layout.manifest_key("planned", session, kind), 0, 0, table.num_rows)
+        return tablefiles.write(self.storage, session, kind, table)
+
+    def once(self, session: str, kind: str, table: pa.Table) -> FileRef:
+        """The new file of a table, which is written once as long as the table is the same at each try."""
+        known = self._written.get(kind)
+        if known is None or not known[0].equals(table):
+            self._written[kind] = known = table, self.write(session, kind, table)
+        return known[1]
+
+    def load(self, kind: str, refs: Sequence[FileRef], columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows of files of one kind, each of which is fetched once if it is small."""
+        lacking = [ref for ref in refs if ref.path not in self._fetched]
+        found = dict(zip((ref.path for ref in lacking), tablefiles.fetch(self.storage, lacking), strict=True))
+        self._fetched |= {path: data for path, data in found.items() if len(data) <= _MAX_KEPT_BYTES}
+        data = [found[ref.path] if ref.path in found else self._fetched[ref.path] for ref in refs]
+        return tablefiles.parsed(self.storage, kind, refs, data, columns)
+
+    def check_ids(self, parent: Commit, fresh: pa.Table, session: str, since: int) -> None:
+        """DuplicateEpisodeError for rows that begin an episode of an id that is taken. since: the commit up to which
+        the ids were checked when they were given."""
+        self._ids.check(parent, self.load, fresh, session, since)
+        self.fresh = fresh
+
+    def add_rows(self, session: str, kind: str, parent: Commit, new: pa.Table) -> tuple[FileRef, ...]:
+        """Write new rows of one of the tables that a commit lists: its list of files, with the new one.
+
+        The commit number is filled in here. The newest files are folded into the new one as `files_to_keep` says; of
+        segments as `fold` says. At a later try, unless the list is long, this is so of files alone that are held, as
+        their ids were looked at or an earlier one read them; what was joined at the first takes its place again.
+        """
+        present = parent.files(kind)
+        if new.num_rows == 0:
+            return present
+        new = tables.set_column(new, "commit", parent.number + 1)
+        rows, again = [f.rows for f in present], self.number > 0
+        spare = again and len(rows) <= _TURN[1]
+        sizes = [tablefiles.MAX_FOLDED_BYTES + 1 if spare and f.path not in self._fetched else f.bytes for f in present]
+        if kind == "segments":
+            start, stop, keep = tablefiles.fold(
+                rows, sizes, new.num_rows, least=len(rows) + 1 if again else self._least
+            )
+            if start < stop:
+                parts = present[start:stop]
+                whole = tablefiles.load(self.storage, kind, parts)
+                self._joined[_paths(parts)] = self.write(session, kind, whole)
+        else:
+            keep = tablefiles.files_to_keep(rows, sizes, new.num_rows)
+        older = self.load(kind, present[keep:])
+        made = self.write(session, kind, tables.concat(kind, [older, new]))
+        return (*self._with_joined(present[:keep]), made)
+
+    def _with_joined(self, files: tuple[FileRef, ...]) -> tuple[FileRef, ...]:
+        """The list with what was joined in place of those that it was made of, where these are in it still."""
+        for parts, whole in self._joined.items():
+            for start in range(len(files) - len(parts) + 1):
+                if _paths(files[start : start + len(parts)]) == parts:
+                    files = (*files[:start], whole, *files[start + len(parts) :])
+                    break
+        return files
+
+
+def _paths(files: Sequence[FileRef]) -> tuple[str, ...]:
+    return tuple(ref.path for ref in files)
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,8 @@ from archive.base import (
     layout,
     process_group,
 )
-from archive.log.attempts import Attempt
 from archive.log.commit import Commit
-from archive.log.log import Addition, Change, CommitLog, Requirement, new_session
+from archive.log.log import Addition, Attempt, Change, CommitLog, Requirement, new_session
 from archive.log.records import Claim, ForkedFrom, KeepRule, ResumedFrom, RunEntry
 from archive.store import Storage, smallfiles
 from archive.tables import MOST_RANKS

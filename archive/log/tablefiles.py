@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from archive import tables
 from archive.base import ByteRange, CorruptManifestError, MissingObjectError, layout
@@ -15,6 +15,11 @@ from archive.tables import CHUNK_FILE
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+MAX_FOLDED_BYTES = 32 * 1024 * 1024
+_RECENT_ROWS = 256  # new segments go into the newest file while it holds at most so many rows,
+_RECENT_COMMITS = 8  # or as many as are new, so often
+_LONG = 4  # so many neighbours that may become one are joined also where the newest file takes the new rows
 
 
 def write(storage: Storage, session: str, kind: str, table: pa.Table) -> FileRef:
@@ -117,3 +122,79 @@ def chunk_rows(key: str, placed: Sequence[Placed]) -> pa.Table:
     names = ("array", "chunk", "rows", "offset", "size", "crc32c")
     columns = {name: [getattr(one, name) for one in placed] for name in names}
     return tables.from_columns("chunks", {"shard": key, "member": [one.name for one in placed], **columns})
+
+
+# -- folding -----------------------------------------------------------------------------------------------------------
+
+
+class Fold(NamedTuple):
+    """The neighbours [start, stop) of the present files that become one; `keep` stay, the others join the new rows."""
+
+    start: int
+    stop: int
+    keep: int
+
+
+def fold(rows: Sequence[int], sizes_bytes: Sequence[int], new_rows: int, *, least: int = 2) -> Fold:
+    """The way in which new rows of the segments table go into the list of its files.
+
+    least: so many files are joined at least. `rows` and `sizes_bytes` are of the present files, oldest first.
+    """
+    keep, newer = len(rows), new_rows
+    if is_recent(rows, sizes_bytes, new_rows):
+        keep, newer, least = keep - 1, newer + rows[-1], max(least, _LONG)
+    start, stop = files_to_join(rows[:keep], sizes_bytes[:keep], newer)
+    return Fold(start, stop, keep) if stop - start >= least else Fold(0, 0, keep)
+
+
+def is_recent(rows: Sequence[int], sizes_bytes: Sequence[int], new_rows: int) -> bool:
+    """True if new segments go into the newest file, which is written anew then.
+
+    `rows` and `sizes_bytes` are of the present files, oldest first.
+    """
+    most = max(_RECENT_ROWS, _RECENT_COMMITS * new_rows)
+    return bool(rows) and rows[-1] + new_rows <= most and sizes_bytes[-1] <= MAX_FOLDED_BYTES
+
+
+def files_to_join(rows: Sequence[int], sizes_bytes: Sequence[int], new_rows: int) -> tuple[int, int]:
+    """The neighbours [start, stop) of the present segments files that are to become one, before new rows get a file of
+    their own; none if start == stop.
+
+    A joined file holds at most twice the rows of all newer ones together: who looks for what was written last finds it
+    in small files, at any age. It holds at least twice the rows of any that it is made of, so that there are few files
+    (some 13 after 10,000 commits of like size), and a row is rewritten a few times at most.
+
+    `rows` and `sizes_bytes` are of these files, oldest first. Files too large to fold stay.
+    """
+    most, best = 0, (0, 0)
+    newer = new_rows
+    for stop in range(len(rows), 0, -1):
+        total = largest = 0
+        for start in range(stop - 1, -1, -1):
+            total, largest = total + rows[start], max(largest, rows[start])
+            if sizes_bytes[start] > MAX_FOLDED_BYTES or total > 2 * newer:
+                break
+            if total >= 2 * largest and total > most:
+                most, best = total, (start, stop)
+        newer += rows[stop - 1]
+    return best
+
+
+def files_to_keep(rows: Sequence[int], sizes_bytes: Sequence[int], new_rows: int) -> int:
+    """The number of oldest files that stay as they are; the others are folded with the new rows.
+
+    Each file holds at least twice the rows of all newer ones together. So there are few files at any age (at most 13
+    after 10,000 commits of like size), and a row is rewritten a few times at most.
+
+    `rows` and `sizes_bytes` are of the present files, oldest first. Files too large to fold stay, and so do all
+    that are older than one of them.
+    """
+    large = [i for i, size in enumerate(sizes_bytes) if size > MAX_FOLDED_BYTES]
+    first = large[-1] + 1 if large else 0
+    newer = new_rows
+    keep = len(rows)
+    for i in range(len(rows) - 1, first - 1, -1):
+        if rows[i] < 2 * newer:
+            keep = i
+        newer += rows[i]
+    return keep

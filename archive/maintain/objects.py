@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from archive import tables
 from archive.base import CorruptManifestError, CorruptStateError, escape, layout, records
 from archive.index import Reach, Walk
-from archive.log import Commit, FileRef, Pin, RunEntry, attempts, commits, files_there, new_session, tablefiles
+from archive.log import Commit, FileRef, Pin, RunEntry, commits, files_there, new_session, tablefiles
 from archive.maintain.tags import read_tags
 from archive.store import Storage
 from archive.tables import among, distinct
@@ -123,7 +123,7 @@ def note_forgotten(
     Few files are made of many: those that are folded into the new one are objects that go, too.
     """
     present = parent.files("forgotten")
-    keep = attempts.files_to_keep([f.rows for f in present], [f.bytes for f in present], len(gone) + len(present))
+    keep = tablefiles.files_to_keep([f.rows for f in present], [f.bytes for f in present], len(gone) + len(present))
     if back:
         keep = 0
     gone = gone | {ref.path: ref.bytes for ref in present[keep:]}

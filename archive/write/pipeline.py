@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from archive.arrays import reuse_freed_memory
 from archive.base import ClosedError, thread_pool
-from archive.log import attempts
+from archive.log import tablefiles
 from archive.shard import SHARD_BYTES, ShardWriter
 from archive.write.works import Folded, ObjectDraft, ObjectKind, Seal, Upload, Work, Written
 
@@ -109,7 +109,7 @@ class Pipeline:
         if len(new) < FOLD_FROM:
             return
         more = sum(self._written(work).rows for work in new)
-        first, stop = first + attempts.files_to_keep(folded, [0] * len(folded), more), first + len(folded) + len(new)
+        first, stop = first + tablefiles.files_to_keep(folded, [0] * len(folded), more), first + len(folded) + len(new)
         works[first:stop] = [Folded([self._written(work) for work in works[first:stop]])]
 
     def failure(self) -> BaseException | None:

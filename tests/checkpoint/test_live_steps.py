@@ -16,7 +16,7 @@ import resharding
 from archive import tables
 from archive.checkpoint.livesteps import LiveSteps
 from archive.index import Snapshot, chains
-from archive.log import Commit, FileRef, RunEntry, attempts, tablefiles
+from archive.log import Commit, FileRef, RunEntry, tablefiles
 from archive.log.records import CheckpointRecord, Lineage, StagedObject
 from archive.maintain import verify
 from tests.support import tampering
@@ -149,8 +149,8 @@ def test_the_newest_files_tell_the_same_as_the_whole_table(made: tuple[Commit, l
 @pytest.fixture
 def many_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of each commit in a file of their own, to begin with."""
-    monkeypatch.setattr(attempts, "_RECENT_ROWS", 1)
-    monkeypatch.setattr(attempts, "_RECENT_COMMITS", 1)
+    monkeypatch.setattr(tablefiles, "_RECENT_ROWS", 1)
+    monkeypatch.setattr(tablefiles, "_RECENT_COMMITS", 1)
 
 
 def ring(count: int, held: int = 6) -> archive.Archive:

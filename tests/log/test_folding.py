@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from archive.log import attempts
+from archive.log import tablefiles
 from tests.support.sampling import examples
 
 
@@ -15,7 +15,9 @@ def fold(sizes: list[int], large: int = 10**9) -> list[int]:
     """Rows of the files after each commit of as many new rows."""
     files: list[int] = []
     for new in sizes:
-        keep = attempts.files_to_keep(files, [1 if n < large else attempts.MAX_FOLDED_BYTES + 1 for n in files], new)
+        keep = tablefiles.files_to_keep(
+            files, [1 if n < large else tablefiles.MAX_FOLDED_BYTES + 1 for n in files], new
+        )
         files = [*files[:keep], sum(files[keep:]) + new]
         assert sum(files) >= new
     return files
@@ -33,7 +35,7 @@ def test_ten_thousand_commits_leave_few_files_and_rewrite_little() -> None:
     files: list[int] = []
     written = most = 0
     for _ in range(10_000):
-        keep = attempts.files_to_keep(files, [1] * len(files), 64)
+        keep = tablefiles.files_to_keep(files, [1] * len(files), 64)
         files = [*files[:keep], sum(files[keep:]) + 64]
         written, most = written + files[-1], max(most, len(files))
     assert most <= 13
@@ -41,11 +43,11 @@ def test_ten_thousand_commits_leave_few_files_and_rewrite_little() -> None:
 
 
 def test_large_files_and_all_that_are_older_stay() -> None:
-    big = attempts.MAX_FOLDED_BYTES + 1
-    assert attempts.files_to_keep([10, 10, 10], [1, big, 1], 100) == 2
-    assert attempts.files_to_keep([10, 10, 10], [1, 1, big], 100) == 3
-    assert attempts.files_to_keep([10, 10, 10], [big, 1, 1], 100) == 1
-    assert attempts.files_to_keep([], [], 5) == 0
+    big = tablefiles.MAX_FOLDED_BYTES + 1
+    assert tablefiles.files_to_keep([10, 10, 10], [1, big, 1], 100) == 2
+    assert tablefiles.files_to_keep([10, 10, 10], [1, 1, big], 100) == 3
+    assert tablefiles.files_to_keep([10, 10, 10], [big, 1, 1], 100) == 1
+    assert tablefiles.files_to_keep([], [], 5) == 0
 
 
 LARGEST_FIRST = [200, 40, 10]
@@ -54,7 +56,7 @@ WHERE = [(LARGEST_FIRST, 1, 3), (LARGEST_FIRST, 5, 3), (LARGEST_FIRST, 6, 2), (L
 
 @pytest.mark.parametrize(("rows", "new", "keep"), [*WHERE, ([9, 4], 1, 0), ([2], 1, 1), ([1], 1, 0)])
 def test_where_the_fold_begins(rows: list[int], new: int, keep: int) -> None:
-    assert attempts.files_to_keep(rows, [1] * len(rows), new) == keep
+    assert tablefiles.files_to_keep(rows, [1] * len(rows), new) == keep
 
 
 # -- segments: the newest rows stay in small files ---------------------------------------------------------------------
@@ -65,7 +67,7 @@ def joined(sizes: list[int]) -> tuple[list[int], int, int]:
     files: list[int] = []
     most = written = 0
     for new in sizes:
-        start, stop, keep = attempts.fold(files, [1] * len(files), new)
+        start, stop, keep = tablefiles.fold(files, [1] * len(files), new)
         new += sum(files[keep:])
         del files[keep:]
         if start < stop:
@@ -109,11 +111,11 @@ def test_commits_of_all_sizes_leave_few_segments_files(kind: str) -> None:
 
 
 def test_large_segments_files_stay() -> None:
-    big = attempts.MAX_FOLDED_BYTES + 1
-    assert not attempts.is_recent([10], [big], 1)
-    assert attempts.is_recent([10], [1], 1)
-    assert not attempts.is_recent([], [], 1)
-    assert attempts.files_to_join([100, 100, 100], [1, 1, 1], 400) == (0, 3)
-    assert attempts.files_to_join([100, 100, 100], [big, 1, 1], 400) == (1, 3)
-    assert attempts.files_to_join([100, 100, 100], [1, big, 1], 400) == (0, 0)
-    assert attempts.files_to_join([], [], 5) == (0, 0)
+    big = tablefiles.MAX_FOLDED_BYTES + 1
+    assert not tablefiles.is_recent([10], [big], 1)
+    assert tablefiles.is_recent([10], [1], 1)
+    assert not tablefiles.is_recent([], [], 1)
+    assert tablefiles.files_to_join([100, 100, 100], [1, 1, 1], 400) == (0, 3)
+    assert tablefiles.files_to_join([100, 100, 100], [big, 1, 1], 400) == (1, 3)
+    assert tablefiles.files_to_join([100, 100, 100], [1, big, 1], 400) == (0, 0)
+    assert tablefiles.files_to_join([], [], 5) == (0, 0)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import archive
-from archive.log.attempts import MAX_FOLDED_BYTES, files_to_keep
+from archive.log.tablefiles import MAX_FOLDED_BYTES, files_to_keep
 from archive.write import buffer
 from tests.support import servers
 from tests.support.backends import Proxied

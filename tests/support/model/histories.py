@@ -17,7 +17,7 @@ from unittest import mock
 
 import archive
 from archive.checkpoint import assembly
-from archive.log import attempts
+from archive.log import tablefiles
 from archive.store import retry
 from archive.write import buffer
 from tests.support.model import adding, keeping, resuming, saving
@@ -129,7 +129,7 @@ def settings(shard_bytes: int | None, *, small_tables: bool) -> Iterator[None]:
         if shard_bytes is not None:
             enter(mock.patch.object(buffer, "SHARD_BYTES", shard_bytes))
         if small_tables:
-            enter(mock.patch.multiple(attempts, _RECENT_ROWS=1, _RECENT_COMMITS=1))
+            enter(mock.patch.multiple(tablefiles, _RECENT_ROWS=1, _RECENT_COMMITS=1))
         yield
 
 
