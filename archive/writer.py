@@ -119,7 +119,7 @@ class Writer(Journaled):
         )  # fmt: skip
         self._buffers: dict[str, Buffer] = {MAIN_BUFFER: self}
         holders = dict if resume is None else resume.holders
-        self._ledgers = Ledgers(self, storage, log, place, self._ids, holders)
+        self._ledgers = Ledgers(changes, storage, log, place, ids, holders, self._record_of, self._settle_episodes)
         self._journal = self._journal_of(objects, journal_s)
         for name, buffer in (resume.buffers if resume else {}).items():
             self._buffer(name)._take_over(buffer)

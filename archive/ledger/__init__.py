@@ -6,8 +6,7 @@ from __future__ import annotations
 from archive.ledger.fold import LedgerRows
 from archive.ledger.keys import Key
 from archive.ledger.ledger import Ledger, Ledgers
-from archive.ledger.queries import Group, Rollout
-from archive.ledger.view import LedgerView, TrainedBatch, names, of_run, taken_back
+from archive.ledger.view import Group, LedgerView, Rollout, TrainedBatch, names, of_run, taken_back
 
 __all__ = [
     "Group",

@@ -6,71 +6,42 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from operator import index
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from archive import tables
 from archive.base import UsageError, check_text, jsontree, logger
-from archive.ledger.fold import dealt, far_along
+from archive.ledger.fold import places_of
 from archive.ledger.keys import Key, normalised, texts
-from archive.ledger.prompts import Changed, Prompts
-from archive.ledger.queries import Archived, LedgerQueries
-from archive.ledger.rounds import CURSOR, DRAWN, DROPPED, SEALED, STARTED, TRAINED, WHOLE_KEY
-from archive.ledger.view import LedgerView, left_in_flight
+from archive.ledger.prompts import (
+    CURSOR,
+    DONE,
+    DRAWN,
+    DROPPED,
+    LOST,
+    REOPENED,
+    RUNNING,
+    SEALED,
+    STARTED,
+    TRAINED,
+    WHOLE_KEY,
+    Changed,
+    Prompts,
+)
+from archive.ledger.view import Archived, LedgerQueries, LedgerView, left_in_flight
 from archive.log import CommitLog, Place
+from archive.steps import row_codes
 from archive.store import Storage
 from archive.tables import MOST_SIBLINGS
 from archive.write import Changes, EpisodeRecord, Ids, rows_alone
 
 if TYPE_CHECKING:
-    import threading
-
     import pyarrow as pa
 
-
-_NONE: Mapping[Key, str] = {}
-
-
-class LedgerWriter(Protocol):
-    """A writer: its lock, what its calls change, and the episodes that it knows."""
-
-    def _entered(self) -> threading.RLock: ...
-    @property
-    def _changes(self) -> Changes: ...
-    def _record_of(self, episode_id: str) -> EpisodeRecord | None: ...
-    def _settle_episodes(self, ids: Sequence[str], whole: bool) -> bool: ...
-
-
-class LedgerCall(NamedTuple):
-    """One call of a verb: the same of so many keys. `made`: of sealed ones, what the writer knows of the episodes; its
-    weights count where none were given. `columns`: what else its rows have."""
-
-    ledger: str
-    state: str
-    keys: Sequence[Key]
-    rounds: Sequence[int]
-    sibling: int
-    made: Sequence[EpisodeRecord]
-    columns: Mapping[str, Any]
-
-    @property
-    def rollouts(self) -> list[tuple[str, int, Key, int]]:
-        return [(self.ledger, self.sibling, *each) for each in zip(self.keys, self.rounds, strict=True)]
-
-    def without(self, rollouts: set[tuple[str, int, Key, int]]) -> LedgerCall:
-        left = [one for one in self.rollouts if one not in rollouts]
-        return self._replace(keys=[key for _, _, key, _ in left], rounds=[number for *_, number in left])
-
-    def rows(self, about: Mapping[str, Any]) -> pa.Table:
-        columns = {
-            "ledger": self.ledger, "state": self.state, "round": self.rounds, "sibling": self.sibling, **self.columns,
-            "key": ["null"] if self.state == CURSOR else texts(self.keys), **about,
-        }  # fmt: skip
-        if self.state == SEALED:
-            columns["episode_id"] = [record.id for record in self.made]
-            for place, name in enumerate(("model_weights_uuid", "update_count")):
-                if columns[name] is None:
-                    columns[name] = [record.weights[place] for record in self.made]
-        return tables.from_columns("ledger", columns)
+Call = Mapping[str, Any]  # of a verb: columns of the ledger table, but keys as they are, and episodes as records
+RecordOf = Callable[[str], EpisodeRecord | None]
+_ROLLOUT = ("ledger", "key", "round", "sibling")
 
 
 class Ledger(LedgerQueries):
@@ -82,14 +53,12 @@ class Ledger(LedgerQueries):
 
     def __init__(self, of: Ledgers, name: str) -> None:
         self.name = name
-        self._writer = of.writer
-        self._place = of.place
+        self._of = of
         self._archived = of.archived
-        self._load = of.load
         self._known: Prompts | None = None
-        self._calls: list[LedgerCall] = []
+        self._calls: list[Call] = []
         self._before: dict[Key, Any] = {}  # the rounds, or None, of the keys that the call under way has changed
-        of.writer._changes.parts.append((self._mark, self._cut_back))
+        of.changes.parts.append((self._mark, self._cut_back))
 
     # -- saying -------------------------------------------------------------------------------------------------
 
@@ -118,7 +87,7 @@ class Ledger(LedgerQueries):
     def start(self, keys: Key | Iterable[Key], sibling: int = 0) -> None:
         """A rollout of these prompts is under way: that one of its siblings."""
         names, sibling = normalised(keys), index(sibling)
-        self._tell(STARTED, lambda prompts: prompts.start(names, sibling), sibling)
+        self._tell(STARTED, lambda prompts: prompts.move(names, sibling, STARTED, RUNNING), sibling)
 
     def seal(
         self, key: Key | Iterable[Key], sibling: int = 0, episode_id: str | Sequence[str] = (),
@@ -138,15 +107,15 @@ class Ledger(LedgerQueries):
         uuid = None if model_weights_uuid is None else check_text(str(model_weights_uuid), "model_weights_uuid")
         update = None if update_count is None else index(update_count)
         self._tell(
-            SEALED, lambda prompts: prompts.seal(names, sibling, given), sibling, dict(zip(names, given, strict=True)),
-            model_weights_uuid=uuid, update_count=update,
+            SEALED, lambda prompts: prompts.move(names, sibling, SEALED, DONE, given), sibling,
+            dict(zip(names, given, strict=True)), model_weights_uuid=uuid, update_count=update,
         )  # fmt: skip
 
     def reopen(self, keys: Key | Iterable[Key], sibling: int = 0) -> None:
         """A sealed rollout of these prompts is made again: it expired, or another episode takes its place. It is under
         way until it is sealed anew."""
         names, sibling = normalised(keys), index(sibling)
-        self._tell(STARTED, lambda prompts: prompts.reopen(names, sibling), sibling)
+        self._tell(STARTED, lambda prompts: prompts.move(names, sibling, REOPENED, RUNNING), sibling)
 
     def train(self, keys: Key | Iterable[Key], update_count: int | None = None) -> None:
         """These prompts were trained on: all of their rollouts are sealed, and none counts as new any more.
@@ -154,24 +123,26 @@ class Ledger(LedgerQueries):
         update_count: of the update that did it."""
         names = normalised(keys)
         update = None if update_count is None else index(update_count)
-        self._tell(TRAINED, lambda prompts: prompts.train(names), update_count=update)
+        self._tell(TRAINED, lambda prompts: prompts.end(names, TRAINED), update_count=update)
 
     def drop(self, keys: Key | Iterable[Key], reason: str, *, sibling: int | None = None) -> None:
         """These prompts are given up; or, with `sibling`, one rollout of each, which the others don't wait for."""
         names, reason = normalised(keys), check_text(reason, "reason")
-        sibling = None if sibling is None else index(sibling)
-        which = WHOLE_KEY if sibling is None else sibling
-        self._tell(DROPPED, lambda prompts: prompts.drop(names, sibling), which, reason=reason)
+        if sibling is None:
+            self._tell(DROPPED, lambda prompts: prompts.end(names, DROPPED), reason=reason)
+        else:
+            which = index(sibling)
+            self._tell(DROPPED, lambda prompts: prompts.move(names, which, DROPPED, LOST), which, reason=reason)
 
     @property
     def _prompts(self) -> Prompts:
-        with self._writer._entered():
+        with self._of.changes.entered():
             if self._known is None:
-                self._known = self._load(self.name)
+                self._known = self._of.load(self.name)
             return self._known
 
     def __repr__(self) -> str:
-        return f"<Ledger {self.name!r} of rank {self._place.rank}>"
+        return f"<Ledger {self.name!r} of rank {self._of.place.rank}>"
 
     def _mark(self) -> Any:
         """A copy of what a call may change."""
@@ -194,39 +165,29 @@ class Ledger(LedgerQueries):
 
     def _tell(
         self, state: str, change: Callable[[Prompts], Changed], sibling: int = WHOLE_KEY,
-        episodes: Mapping[Key, str] = _NONE, cursor: str | None = None, **columns: Any,
+        episodes: Mapping[Key, str] | None = None, cursor: str | None = None, **columns: Any,
     ) -> None:  # fmt: skip
         """Take over what becomes of keys, and note what is to be said of it: all or nothing."""
-        with self._writer._entered(), self._writer._changes(wait=True):
-            made = {key: self._record(episode) for key, episode in episodes.items()}
-            prompts, place = self._prompts, self._place
+        with self._of.changes.entered(), self._of.changes(wait=True):
+            made = {key: self._of.record(episode) for key, episode in (episodes or {}).items()}
+            prompts, place = self._prompts, self._of.place
             rounds, numbers = change(prompts)
-            now = {"created_at": datetime.now(UTC)}
+            said = {"ledger": self.name, "sibling": sibling, "created_at": datetime.now(UTC)}
             if rounds:
                 self._before = {key: prompts.rounds.get(key) for key in rounds}
                 if state == DRAWN:  # at the end of the order, also those that were there
                     for key in prompts.rounds.keys() & rounds.keys():
                         del prompts.rounds[key]
                 prompts.rounds.update(rounds)
-                records = [made[key] for key in rounds] if made else []
-                call = LedgerCall(self.name, state, list(rounds), numbers, sibling, records, now | columns)
-                self._calls.append(call)
+                if made:
+                    columns["episode_id"] = [made[key] for key in rounds]
+                self._calls.append({**said, "state": state, "key": list(rounds), "round": numbers, **columns})
             if cursor is not None:
                 value = jsontree.loads(cursor, where="cursor")
                 prompts.cursors = prompts.cursors.saying(place.session, place.rank, value, place.world_size)
-                call = LedgerCall(self.name, CURSOR, [""], [0], WHOLE_KEY, [], now | {"cursor": cursor})
-                self._calls.append(call)
+                self._calls.append({**said, "state": CURSOR, "key": None, "round": [0], "cursor": cursor})
 
-    def _record(self, episode_id: str) -> EpisodeRecord:
-        found = self._writer._record_of(episode_id)
-        if found is None:
-            raise UsageError(
-                f"episode {episode_id!r:.80} was not added to this writer: add it first, then seal, so that both "
-                "become visible together; nothing was changed"
-            )
-        return found
-
-    def take_calls(self) -> list[LedgerCall]:
+    def take_calls(self) -> list[Call]:
         """The calls since this was called last."""
         calls, self._calls = self._calls, []
         return calls
@@ -236,14 +197,16 @@ class Ledgers:
     """The ledgers of a writer, by name."""
 
     def __init__(
-        self, writer: LedgerWriter, storage: Storage, log: CommitLog, place: Place, ids: Ids,
-        holders: Callable[[], Mapping[str, int]],
+        self, changes: Changes, storage: Storage, log: CommitLog, place: Place, ids: Ids,
+        holders: Callable[[], Mapping[str, int]], record_of: RecordOf, settle: Callable[[Sequence[str], bool], bool],
     ) -> None:  # fmt: skip
-        """holders: episode id -> the rank that has it live, as far as is known."""
-        self.writer = writer
+        """holders: episode id -> the rank that has it live, as far as is known.  record_of: what the writer knows of an
+        episode.  settle: as of Archived."""
+        self.changes = changes
         self.place = place
-        self.archived = Archived(storage, log.catch_up, (place.session, None), writer._settle_episodes)
+        self.archived = Archived(storage, log.catch_up, (place.session, None), settle)
         self._storage, self._log, self._ids, self._holders = storage, log, ids, holders
+        self._record_of = record_of
         self._by_name: dict[str, Ledger] = {}
 
     def of(self, name: str) -> Ledger:
@@ -258,14 +221,24 @@ class Ledgers:
         found = LedgerView(self._storage, self._log.catch_up(), name, self.place.session, {})._prompts
         if not found.rounds:
             return replace(found, rank=self.place.rank)
-        waiting, running, done = far_along(found)
+        waiting, running, done = found.far_along()
         logger.info(
             "ledger %r: %d rollouts drawn and not started, %d started and not sealed; %d sealed kept%s",
             name, waiting, running, done,
             f"; {found.undone} trained after the checkpoint, to be trained again" if found.undone else "",
         )  # fmt: skip
         holders = self._holders() if done else {}
-        return dealt(found, self.place.rank, self.place.world_size, holders.get)
+        return found.dealt(self.place.rank, self.place.world_size, holders.get)
+
+    def record(self, episode_id: str) -> EpisodeRecord:
+        """The record of an episode that the writer knows; UsageError if it knows none."""
+        found = self._record_of(episode_id)
+        if found is None:
+            raise UsageError(
+                f"episode {episode_id!r:.80} was not added to this writer: add it first, then seal, so that both "
+                "become visible together; nothing was changed"
+            )
+        return found
 
     def _warn_of_left(self, name: str) -> None:
         """Whoever forgot resume= would skip these without a word."""
@@ -283,28 +256,35 @@ class Ledgers:
         """Hand in what was said, after all that is ready for the store: so a sealed episode's rows come before."""
         calls = [call for ledger in self._by_name.values() for call in ledger.take_calls()]
         if calls:
-            self.writer._changes.add(rows_alone("ledger", lambda: self._numbered(calls)))
+            self.changes.add(rows_alone("ledger", lambda: self._numbered(calls)))
 
-    def _numbered(self, calls: Sequence[LedgerCall]) -> pa.Table:
+    def _numbered(self, calls: Sequence[Call]) -> pa.Table:
         """The rows of these calls. On the thread that numbers segments, after those that were handed in before."""
         about = {"session": self.place.session, "rank": self.place.rank, "sequence": self._ids.sequence}
         self._ids.sequence += 1
-        return tables.concat("ledger", [call.rows(about) for call in _that_count(calls)])
+        return _that_count(tables.concat("ledger", [_rows({**call, **about}) for call in calls]))
 
 
-def _that_count(calls: Sequence[LedgerCall]) -> list[LedgerCall]:
-    """The calls that a commit needs rows of: of a rollout's states and of a cursor the last."""
-    sealed: set[tuple[str, int, Key, int]] = set()  # later on
-    cursors: set[str] = set()
-    out = []
-    for one in reversed(calls):
-        if one.state == CURSOR and one.ledger in cursors:
-            continue
-        if one.state == CURSOR:
-            cursors.add(one.ledger)
-        elif one.state == SEALED:
-            sealed.update(one.rollouts)
-        elif one.state == STARTED and sealed:
-            one = one.without(sealed)
-        out.append(one)
-    return [one for one in reversed(out) if one.keys]
+def _rows(call: Call) -> pa.Table:
+    """The rows of one call. Those of sealed rollouts have the weights of their episodes, as their writer knows them by
+    now, where none were given."""
+    columns = {**call, "key": ["null"] if call["state"] == CURSOR else texts(call["key"])}
+    if call["state"] == SEALED:
+        records: Sequence[EpisodeRecord] = call["episode_id"]
+        columns["episode_id"] = [record.id for record in records]
+        for place, name in enumerate(("model_weights_uuid", "update_count")):
+            if columns[name] is None:
+                columns[name] = [record.weights[place] for record in records]
+    return tables.from_columns("ledger", columns)
+
+
+def _that_count(rows: pa.Table) -> pa.Table:
+    """The rows that a commit needs: no start of a rollout that is sealed later on, and of a ledger's cursors the last.
+    A cursor's rows are those of a rollout of their own."""
+    word = places_of(rows["state"], (STARTED, CURSOR, SEALED))
+    some = np.flatnonzero(word >= 0)
+    (rollout,) = row_codes(rows.select(_ROLLOUT).take(some))
+    closes, last = word[some] > 0, np.full(len(some), -1)
+    last[rollout[closes]] = some[closes]
+    gone = some[(word[some] < 2) & (last[rollout] > some)]
+    return rows.take(np.delete(np.arange(rows.num_rows), gone)) if len(gone) else rows

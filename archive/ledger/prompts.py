@@ -1,10 +1,17 @@
 """Pure, no I/O: how the prompts of a ledger stand, and what a verb changes of that: looked at first, all of it, and
-refused with nothing changed."""
+refused with nothing changed.
+
+A round of a prompt goes from when it is drawn until it is trained on or dropped. It is a value: a change makes a new
+one, so a call is taken back by putting the old ones in place. What has ended stays in arrays.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,33 +19,103 @@ import numpy as np
 from archive.arrays import Ints
 from archive.base import NotFoundError, UsageError
 from archive.ledger.keys import Key, TextIndex, texts
-from archive.ledger.rounds import DONE, DROPPED, LOST, RUNNING, TRAINED, WAITING, Round, Rounds, unsealed
 from archive.tables import among
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+DRAWN, STARTED, SEALED, TRAINED, DROPPED, CURSOR = "drawn", "started", "sealed", "trained", "dropped", "cursor"
+STATES = (DRAWN, STARTED, SEALED, TRAINED, DROPPED)  # of keys, in the order in which they come
+REOPENED = "reopened"  # no state: the rollout is started again
+WHOLE_KEY = -1  # in place of a sibling: all of them
 ALL_RANKS = -1
+
+# how far a rollout is; the last two: as an earlier session left it
+WAITING, RUNNING, DONE, LOST, LEFT_WAITING, LEFT_RUNNING = range(6)
+FAR_NAMES = (DRAWN, STARTED, SEALED, DROPPED, DRAWN, STARTED)
+_NONE: Mapping[int, str] = {}
 _NOTHING = "; nothing was changed"
+
+
+class Round(NamedTuple):
+    """`rollouts`: a byte a sibling, how far it is; `sealed`: sibling -> id of its episode; `owner`: the rank that has
+    it; `ended`: how, or empty. A round that has ended keeps no rollouts."""
+
+    number: int
+    rollouts: bytes
+    sealed: Mapping[int, str]
+    owner: int
+    ended: str = ""
+
+    def moved(self, sibling: int, far: int, owner: int, episode_id: str | None = None) -> Round:
+        """The round after `owner` has said that one rollout is that far; one that it did not know of yet is added, as
+        an earlier session's."""
+        rollouts = bytearray(self.rollouts.ljust(sibling + 1, bytes([LEFT_WAITING])))
+        rollouts[sibling] = far
+        sealed = {s: episode for s, episode in self.sealed.items() if s != sibling}
+        if episode_id is not None:
+            sealed[sibling] = episode_id
+        return Round(self.number, bytes(rollouts), sealed, owner)
+
+    def unless_given_up(self) -> Round:
+        """The round itself; ended as dropped if all of its rollouts are."""
+        given_up = self.rollouts and self.rollouts.count(LOST) == len(self.rollouts)
+        return unsealed(self.number, b"", self.owner, DROPPED)[0] if given_up else self
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """Siblings that an earlier session drew or started, and that nobody has taken up since."""
+        return _left(self.rollouts)
+
+    @property
+    def complete(self) -> bool:
+        """True if it can be trained on."""
+        done = self.rollouts.count(DONE)
+        return bool(done) and done + self.rollouts.count(LOST) == len(self.rollouts)
+
+    @property
+    def state(self) -> str:
+        """One word for it."""
+        if self.ended or self.complete:
+            return self.ended or SEALED
+        return STARTED if self.rollouts.strip(bytes([WAITING, LEFT_WAITING])) else DRAWN
+
+    @property
+    def episodes(self) -> list[str]:
+        """Ids of the episodes of sealed rollouts, by sibling."""
+        return [self.sealed[s] for s in sorted(self.sealed)]
+
+    def rows(self) -> list[tuple[int, int | None, str, str | None]]:
+        """Round, sibling, state and episode of each rollout; one for all, if the round has ended."""
+        if self.ended:
+            return [(self.number, None, self.ended, None)]
+        return [(self.number, s, FAR_NAMES[far], self.sealed.get(s)) for s, far in enumerate(self.rollouts)]
+
+
+Rounds = tuple[Round, ...]  # of one key: those that have not ended, and the last
+Changed = tuple[dict[Key, Rounds], Sequence[int]]  # the rounds of keys after a call, and which one was changed of each
+
+
+@lru_cache(4096)
+def unsealed(number: int, rollouts: bytes, owner: int, ended: str = "") -> Rounds:
+    """The rounds of a key that has one, of which nothing is sealed: one object for the millions that are alike."""
+    return (Round(number, rollouts, _NONE, owner, ended),)
+
+
+@lru_cache(4096)
+def _left(rollouts: bytes) -> tuple[int, ...]:
+    return tuple(s for s, far in enumerate(rollouts) if far >= LEFT_WAITING)
 
 
 class Ended:
     """Keys of which every round has ended, some 50 bytes each: which round was their last, and how it ended."""
 
-    def __init__(self, keys: pa.Array, rounds: Ints, states: Sequence[str], state: Ints) -> None:
-        """keys: JSON texts; state: of each, as its place in `states`."""
+    def __init__(self, keys: pa.Array, rounds: Ints, state: Ints) -> None:
+        """keys: JSON texts; state: of each, as its place in STATES."""
         self._keys = keys
         self._rounds = rounds.astype(np.int32)
-        self._states = states
         self._state = state.astype(np.int8)
         self._index = TextIndex(keys)
-
-    @classmethod
-    def none(cls) -> Ended:
-        """No keys."""
-        import pyarrow as pa
-
-        return cls(pa.array([], pa.string()), np.zeros(0, np.int64), (), np.zeros(0, np.int64))
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -48,26 +125,28 @@ class Ended:
         if not len(self):
             return {}
         found = ((key, at) for key, at in zip(keys, self._index.of(texts(keys)), strict=True) if at is not None)
-        return {key: (int(self._rounds[at]), self._states[self._state[at]]) for key, at in found}
+        return {key: (int(self._rounds[at]), STATES[self._state[at]]) for key, at in found}
 
-    def columns(self, without: Iterable[Key]) -> tuple[pa.Array, Ints, list[str]]:
+    def columns(self, without: Iterable[Key]) -> tuple[pa.Array, list[int], list[str]]:
         """Key (as text), last round and state of all, but for these keys."""
         left = ~among(self._keys, texts(without))
-        state = [self._states[code] for code in self._state[left].tolist()]
-        return self._keys.filter(left), self._rounds[left].astype(np.int64), state
+        return (
+            self._keys.filter(left),
+            self._rounds[left].tolist(),
+            [STATES[code] for code in self._state[left].tolist()],
+        )
 
     def counts(self) -> dict[str, int]:
         """State -> how many ended so."""
-        counts = np.bincount(self._state, minlength=len(self._states)).tolist()
-        return {state: count for state, count in zip(self._states, counts, strict=True) if count}
+        return dict(zip(STATES, np.bincount(self._state, minlength=len(STATES)).tolist(), strict=True))
 
 
 class Cursors(NamedTuple):
     """The places of the ranks that read a data set: session -> rank -> what it said last, of sessions that went on from
     each other, the oldest first. worlds: the ranks of these sessions, as far as they are known."""
 
-    said: Mapping[str, Mapping[int, Any]] = {}
-    worlds: Mapping[str, Collection[int]] = {}
+    said: Mapping[str, Mapping[int, Any]]
+    worlds: Mapping[str, Collection[int]]
 
     @property
     def by_rank(self) -> dict[int, Any]:
@@ -120,22 +199,15 @@ def lowest(values: Sequence[Any]) -> Any:
     )
 
 
-class Changed(NamedTuple):
-    """The rounds that keys have after a call, and the round of each that was changed."""
-
-    rounds: dict[Key, Rounds]
-    numbers: Sequence[int]
-
-
 @dataclass
 class Prompts:
     """The standing of prompts. `rounds`: of the keys of which one has not ended, in the order in which they were drawn;
     `undone`: how many that were trained count as sealed again; `rank`: whose part is looked at, and who changes it."""
 
-    rounds: dict[Key, Rounds] = field(default_factory=dict)
-    ended: Ended = field(default_factory=Ended.none)
-    cursors: Cursors = field(default_factory=Cursors)
-    undone: int = 0
+    rounds: dict[Key, Rounds]
+    ended: Ended
+    cursors: Cursors
+    undone: int
     rank: int = ALL_RANKS
 
     def newest(self, keys: Sequence[Key]) -> dict[Key, tuple[int, str]]:
@@ -150,9 +222,36 @@ class Prompts:
                 if not one.ended and rank in (ALL_RANKS, one.owner):
                     yield key, one
 
+    def far_along(self) -> tuple[int, int, int]:
+        """Counts of the rollouts that are drawn and not started, started and not sealed, and sealed; as an earlier
+        session left them."""
+        kinds = Counter(map(id, self.rounds.values()))  # most are alike
+        each = ((rounds, kinds.pop(id(rounds), 0)) for rounds in self.rounds.values())
+        far = b"".join(one.rollouts * count for rounds, count in each for one in rounds)
+        return far.count(LEFT_WAITING), far.count(LEFT_RUNNING), far.count(DONE)
+
+    def dealt(self, rank: int, world_size: int, holder: Callable[[str], int | None]) -> Prompts:
+        """The prompts as one of several ranks goes on with them: an open key is of the rank that holds the episode of
+        its first sealed sibling, if one does; the others are dealt out, one after the other."""
+        if world_size == 1:  # all are of rank 0
+            return replace(self, rounds=dict(self.rounds), rank=rank)
+        turn = 0
+        out: dict[Key, Rounds] = {}
+        for key, rounds in self.rounds.items():
+            sealed = next((one.episodes[0] for one in rounds if one.sealed), None)
+            owner = None if sealed is None else holder(sealed)
+            if owner is None:
+                owner, turn = turn, (turn + 1) % world_size
+            if len(rounds) == 1 and sealed is None:  # most
+                out[key] = unsealed(rounds[0].number, rounds[0].rollouts, owner, rounds[0].ended)
+            else:
+                out[key] = tuple(one._replace(owner=owner) for one in rounds)
+        return replace(self, rounds=out, rank=rank)
+
     def draw(self, keys: Sequence[Key], siblings: int) -> Changed:
         """New rounds; UsageError for a key whose newest one has not ended."""
-        out = dict.fromkeys(keys, self._drawn(0, siblings))
+        waiting = bytes([WAITING]) * siblings
+        out = dict.fromkeys(keys, unsealed(0, waiting, self.rank))
         numbers = dict.fromkeys(keys, 0)
         for key in out.keys() & self.rounds.keys():
             newest = self.rounds[key][-1]
@@ -164,94 +263,56 @@ class Prompts:
         for key, (number, _) in self.newest([key for key in keys if key in self.rounds or len(self.ended)]).items():
             numbers[key] = number + 1
             unended = (one for one in self.rounds.get(key, ()) if not one.ended)
-            out[key] = (*unended, *self._drawn(number + 1, siblings))
-        return Changed(out, list(numbers.values()))
+            out[key] = (*unended, *unsealed(number + 1, waiting, self.rank))
+        return out, list(numbers.values())
 
-    def _drawn(self, number: int, siblings: int) -> Rounds:
-        return unsealed(number, bytes([WAITING]) * siblings, self.rank)
-
-    def start(self, keys: Sequence[Key], sibling: int) -> Changed:
-        """Rollouts that are under way from now on. Nothing changes where one is already."""
+    def move(self, keys: Sequence[Key], sibling: int, verb: str, far: int, episodes: Sequence[str] = ()) -> Changed:
+        """Rollouts that are that far from now on, of the newest round of each key. Nothing changes where one is that
+        far already, or is to be reopened and is not sealed."""
         out: dict[Key, Rounds] = {}
-        for key, others, one in self._each(keys, sibling, "started"):
-            far = one.rollouts[sibling]
-            if far in (DONE, LOST):
-                what = "sealed" if far == DONE else "dropped"
-                raise UsageError(f"sibling {sibling} of key {key!r:.80} is {what} already{_NOTHING}")
-            if far != RUNNING:
-                out[key] = (*others, one.moved(sibling, RUNNING, self.rank))
-        return _of_newest(out)
-
-    def seal(self, keys: Sequence[Key], sibling: int, episodes: Sequence[str]) -> Changed:
-        """Rollouts that are there from now on. Nothing changes where the same episode is already."""
-        out: dict[Key, Rounds] = {}
-        for (key, others, one), episode in zip(self._each(keys, sibling, "sealed"), episodes, strict=True):
-            known = one.sealed.get(sibling)
-            if known is not None and known != episode:
-                raise UsageError(
-                    f"sibling {sibling} of key {key!r:.80} is sealed with episode {known!r}, so not with {episode!r}, "
-                    f"too{_NOTHING}"
-                )
-            if one.rollouts[sibling] == LOST:
-                raise UsageError(f"sibling {sibling} of key {key!r:.80} is dropped already{_NOTHING}")
-            if known is None:
-                out[key] = (*others, one.moved(sibling, DONE, self.rank, episode))
-        return _of_newest(out)
-
-    def reopen(self, keys: Sequence[Key], sibling: int) -> Changed:
-        """Rollouts that are under way again. Nothing changes where one is not sealed."""
-        each = self._each(keys, sibling, "reopened")
-        sealed = ((key, others, one) for key, others, one in each if one.rollouts[sibling] == DONE)
-        return _of_newest({key: (*others, one.moved(sibling, RUNNING, self.rank)) for key, others, one in sealed})
-
-    def train(self, keys: Sequence[Key]) -> Changed:
-        """Rounds that are done with: of each key the oldest that is complete."""
-        return self._end(keys, TRAINED, self._to_train)
-
-    def drop(self, keys: Sequence[Key], sibling: int | None) -> Changed:
-        """Rounds that are given up: as in `train`, or the newest one if none is complete; or a rollout of each."""
-        if sibling is None:
-            return self._end(keys, DROPPED, self._to_drop)
-        each = self._each(keys, sibling, "dropped")
-        left = ((key, others, one) for key, others, one in each if one.rollouts[sibling] != LOST)
-        moved = {key: (*others, one.moved(sibling, LOST, self.rank)) for key, others, one in left}
-        return _of_newest({key: _without_ended(rounds) for key, rounds in moved.items()})
-
-    def _each(self, keys: Sequence[Key], sibling: int, what: str) -> Iterator[tuple[Key, Rounds, Round]]:
-        """Yield each key, its older rounds and its newest, which has that sibling and has not ended; else an error."""
-        for key in keys:
-            *others, one = self._unended(key, what)
+        for key, episode in zip_longest(keys, episodes):
+            *others, one = self._unended(key, verb)
             if not 0 <= sibling < len(one.rollouts):
                 raise UsageError(
                     f"key {key!r:.80} was drawn with siblings={len(one.rollouts)}, so it has no sibling {sibling}: "
                     f"they count from 0{_NOTHING}"
                 )
-            yield key, tuple(others), one
+            before, known = one.rollouts[sibling], one.sealed.get(sibling)
+            if verb == SEALED and known not in (None, episode):
+                raise UsageError(
+                    f"sibling {sibling} of key {key!r:.80} is sealed with episode {known!r}, so not with {episode!r}, "
+                    f"too{_NOTHING}"
+                )
+            if (verb == STARTED and before in (DONE, LOST)) or (verb == SEALED and before == LOST):
+                raise UsageError(f"sibling {sibling} of key {key!r:.80} is {FAR_NAMES[before]} already{_NOTHING}")
+            if before == far or (verb == REOPENED and before != DONE):
+                continue
+            out[key] = (*others, one.moved(sibling, far, self.rank, episode).unless_given_up())
+        return out, [rounds[-1].number for rounds in out.values()]
 
-    def _end(self, keys: Sequence[Key], state: str, which: Callable[[Key], Round]) -> Changed:
+    def end(self, keys: Sequence[Key], state: str) -> Changed:
+        """Rounds that are trained on: of each key the oldest that is complete. Or that are dropped: that, or the newest
+        one if none is complete."""
         out: dict[Key, Rounds] = {}
         numbers = []
         for key in keys:
-            one, rounds = which(key), self.rounds[key]
-            numbers.append(one.number)
+            one = next((one for one in self.rounds.get(key, ()) if one.complete), None)
+            if one is None or state == DROPPED:
+                newest = self._unended(key, state if state == DROPPED else "trained on")[-1]
+                if state == TRAINED:
+                    missing = ", ".join([str(s) for s, at in enumerate(newest.rollouts) if at not in (DONE, LOST)][:10])
+                    raise UsageError(
+                        f"key {key!r:.80} cannot be trained on: its siblings {missing} of {len(newest.rollouts)} are "
+                        f"not sealed; seal them, or drop(key, reason, sibling=...) those that won't come{_NOTHING}"
+                    )
+                one = one or newest
+            *others, last = self.rounds[key]
             ended = unsealed(one.number, b"", one.owner, state)
-            out[key] = ended if len(rounds) == 1 else _without_ended(tuple(ended[0] if r is one else r for r in rounds))
-        return Changed(out, numbers)
-
-    def _to_train(self, key: Key) -> Round:
-        found = next((one for one in self.rounds.get(key, ()) if one.complete), None)
-        if found is not None:
-            return found
-        one = self._unended(key, "trained on")[-1]
-        missing = ", ".join(map(str, one.missing[:10]))
-        raise UsageError(
-            f"key {key!r:.80} cannot be trained on: its siblings {missing} of {len(one.rollouts)} are not sealed; seal "
-            f"them, or drop(key, reason, sibling=...) those that won't come{_NOTHING}"
-        )
-
-    def _to_drop(self, key: Key) -> Round:
-        rounds = self._unended(key, "dropped")
-        return next((one for one in rounds if one.complete), rounds[-1])
+            if others:
+                ended = (*(r for r in others if r is not one), ended[0] if one is last else last)
+            out[key] = ended
+            numbers.append(one.number)
+        return out, numbers
 
     def _unended(self, key: Key, what: str) -> Rounds:
         """The key's rounds, of which the newest has not ended; else an error."""
@@ -262,12 +323,3 @@ class Prompts:
         if not newest:
             raise NotFoundError(f"key {key!r:.80} was never drawn, so it cannot be {what}: draw() it first{_NOTHING}")
         raise UsageError(f"key {key!r:.80} is {newest[key][1]} already, so it cannot be {what}{_NOTHING}")
-
-
-def _of_newest(rounds: dict[Key, Rounds]) -> Changed:
-    return Changed(rounds, [one[-1].number for one in rounds.values()])
-
-
-def _without_ended(rounds: Rounds) -> Rounds:
-    """The rounds that have not ended, and the last."""
-    return (*(one for one in rounds[:-1] if not one.ended), rounds[-1])

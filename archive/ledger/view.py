@@ -1,31 +1,202 @@
-"""A ledger as of a commit or a checkpoint, to be looked at only; and which rows of the table a session sees of it."""
+"""What is asked of a ledger: of that of a writer, and of one as of a commit or a checkpoint, to be looked at only; and
+which rows of the table a session sees. The episodes that it names are read wherever they are stored: also those that no
+buffer holds any more."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
 
 from archive import tables
-from archive.base import NotFoundError, cached_property
-from archive.index import ByWriter, Snapshot
-from archive.ledger.fold import LedgerRows, places_of, release
-from archive.ledger.keys import Key, parsed
-from archive.ledger.prompts import Prompts
-from archive.ledger.queries import Archived, LedgerQueries
-from archive.ledger.rounds import DROPPED, SEALED, TRAINED
+from archive.base import NotFoundError, UsageError, cached_property
+from archive.index import ByWriter, EpisodeIndex, Snapshot
+from archive.ledger.fold import LedgerRows, places_of
+from archive.ledger.keys import Key, TextIndex, normalised, parsed, texts
+from archive.ledger.prompts import ALL_RANKS, DROPPED, SEALED, STATES, TRAINED, Prompts, Round
 from archive.log import Commit, Sequences, tablefiles
+from archive.read import Episodes, Reader
 from archive.store import Storage
 from archive.tables import among, distinct
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+Granularity = Literal["sibling", "group"]
 _FOLDED = ("key", "round", "sibling", "state", "siblings", "episode_id", "cursor", "rank", "session")
 _PLACES = ("ledger", "session", "rank", "sequence", "commit", "state")
 _BATCHED = ("session", "rank", "sequence", "created_at", "update_count", "key", "round")
+
+
+class Rollout(NamedTuple):
+    """One rollout of a prompt: of its siblings the one of this number."""
+
+    key: Key
+    sibling: int
+
+
+class Group(NamedTuple("_KeyedEpisodes", [("key", Key), ("episodes", Sequence[str])])):
+    """A prompt whose rollouts are all there: the ids of their episodes, by sibling."""
+
+    _archived: Archived | None
+
+    def __new__(cls, key: Key, episodes: Sequence[str], archived: Archived | None = None) -> Self:
+        """archived: finds its episodes."""
+        made = super().__new__(cls, key, episodes)
+        made._archived = archived
+        return made
+
+    def read(self, fields: Any = None, **how: Any) -> list[dict[str, Any]]:
+        """The steps of its episodes, by sibling, wherever they lie: in a buffer, or only in the archive. What this
+        writer has added since its last commit is committed first. Arguments are those of `Episodes.read`."""
+        if self._archived is None:
+            raise UsageError(f"the group of key {self.key!r:.80} is of no ledger: take it from to_train()")
+        return self._archived(self.episodes).read(fields, **how)
+
+
+class Archived:
+    """Episodes by id, as a session sees them. It reads tables when it is first asked, and later what is new."""
+
+    def __init__(
+        self, storage: Storage, head: Callable[[], Commit], branch: tuple[str, Sequences | None],
+        settle: Callable[[Sequence[str], bool], bool] | None = None,
+    ) -> None:  # fmt: skip
+        """head: gives the newest commit that counts. settle(ids, whole): commits what of
+        them is in no commit yet; whether it did. whole: they are there, and have ended."""
+        self._storage, self._head, self._branch, self._settle = storage, head, branch, settle
+        self._known: tuple[Episodes, TextIndex] | None = None
+
+    def __call__(self, names: Sequence[str]) -> Episodes:
+        """The episodes of these ids, in this order; NotFoundError if one is in no commit."""
+        found = self._of(names)
+        whole = found is not None and all(found.columns(["complete"])["complete"].to_pylist())
+        if self._settle is not None and self._settle(names, whole):
+            found = self._of(names)
+        if found is not None:
+            return found
+        raise NotFoundError(
+            f"one of the episodes {', '.join(map(repr, names[:10]))} is not at {self._storage.url} any more: it was "
+            "forgotten by its id, and pruned; drop() the prompt, or reopen() the rollout to have it made again"
+        )
+
+    def _of(self, names: Sequence[str]) -> Episodes | None:
+        """The episodes as of the newest commit; None if one is not there."""
+        head = self._head()
+        if self._known is None or self._known[0].episode_index.snapshot.commit.number != head.number:
+            if self._known is None:
+                index = EpisodeIndex(Snapshot(self._storage, head), branch=self._branch)
+            else:
+                index = self._known[0].episode_index.as_of(head)
+            every = Episodes(Reader(index.snapshot), index)
+            self._known = every, TextIndex(every.table["episode_id"])
+        every, ids = self._known
+        places = ids.of(names)
+        return None if None in places else every[np.array(places, np.int64)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"storage": self._storage, "head": self._head(), "branch": self._branch}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["storage"], lambda: state["head"], state["branch"])  # type: ignore[misc]
+
+
+class LedgerQueries(ABC):
+    """The questions that a ledger answers by how prompts stand."""
+
+    _archived: Archived
+
+    @property
+    @abstractmethod
+    def _prompts(self) -> Prompts: ...
+
+    @property
+    def cursors(self) -> Mapping[int, Any]:
+        """The cursor that each rank said last, by rank, as far as is known; those of the newest session last."""
+        return self._prompts.cursors.by_rank
+
+    @property
+    def cursor(self) -> Any:
+        """Up to where the data set was read by all: the lowest of what the ranks of the newest session said last, part
+        by part of lists and objects. A rank that has said nothing stands where the session before had come to. None: at
+        the beginning. `undrawn()` says what is left beyond it. UsageError where cursors cannot be compared."""
+        return self._prompts.cursors.joint
+
+    def undrawn(self, keys: Key | Iterable[Key], rounds: int = 1) -> list[Key]:
+        """The keys among these (a range, a list) that were drawn fewer than so many times, as far as is known, in their
+        order: what a data set still has for its `rounds`-th epoch."""
+        names = normalised(keys)
+        drawn = self._prompts.newest(names)
+        return [key for key in names if key not in drawn or drawn[key][0] + 1 < rounds]
+
+    def to_reissue(self, granularity: Granularity = "sibling", *, all_ranks: bool = False) -> list[Any]:
+        """What earlier sessions drew and did not seal, in the order in which it was drawn: this rank's part of it.
+
+        granularity: "sibling": a `Rollout(key, sibling)` for each that is missing: sealed siblings are used again.
+        "group": the keys of which one is missing, for those who do whole groups again: `drop` and `draw` them.
+        What this session has drawn, started or sealed itself is not among it.
+        """
+        if granularity not in ("sibling", "group"):
+            raise UsageError(f"granularity={granularity!r}: give 'sibling' or 'group'")
+        left = ((key, siblings) for key, one in self._open(all_ranks) if (siblings := one.left))
+        if granularity == "group":
+            return list(dict.fromkeys(key for key, _ in left))
+        return [Rollout(key, sibling) for key, siblings in left for sibling in siblings]
+
+    def to_train(self, *, all_ranks: bool = False) -> list[Group]:
+        """Keys of which all rollouts are sealed (or dropped) and that were not trained on, with their episodes, which
+        `group.read()` reads; of those that earlier sessions left, this rank's part."""
+        return [Group(key, one.episodes, self._archived) for key, one in self._open(all_ranks) if one.complete]
+
+    def _open(self, all_ranks: bool) -> Iterator[tuple[Key, Round]]:
+        found = self._prompts
+        return found.open(ALL_RANKS if all_ranks else found.rank)
+
+    def sealed(self, key: Key) -> dict[int, str]:
+        """Sibling -> id of its episode, of a key's newest round that has not ended; empty if there is none."""
+        rounds = self._prompts.rounds.get(normalised(key)[0], ())
+        return dict(sorted(rounds[-1].sealed.items())) if rounds else {}
+
+    def state(self, key: Key) -> str | None:
+        """ "drawn", "started" (some rollout is, or is sealed), "sealed" (all are), "trained" or "dropped": of the key's
+        newest round. None if it was never drawn."""
+        (key,) = normalised(key)
+        return self._prompts.newest([key]).get(key, (0, None))[1]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """State -> how many keys are in it."""
+        found = self._prompts
+        rounds = dict(found.rounds)  # other threads may change it meanwhile
+        out = Counter(one[-1].state for one in rounds.values())
+        out.update(found.ended.counts())
+        out.subtract(state for _, state in found.ended.last(list(rounds)).values())
+        return {state: out[state] for state in STATES}
+
+    @property
+    def table(self) -> pa.Table:
+        """The standing of all: key (JSON), round, sibling (null: all), state, episode_id. A row a rollout; of rounds
+        that have ended one for all."""
+        import pyarrow as pa
+
+        found = self._prompts
+        rounds = dict(found.rounds)  # other threads may change it meanwhile
+        text, last, how = found.ended.columns(rounds)
+        own = [(key, *row) for key, each in rounds.items() for one in each for row in one.rows()]
+        keys, *columns = zip(*own, strict=True) if own else [()] * 5
+        nulls = [None] * len(how)
+        over: list[list[Any]] = [last, nulls, how, nulls]
+        number, sibling, state, episode = ([*ended, *mine] for ended, mine in zip(over, columns, strict=True))
+        return pa.table({
+            "key": pa.concat_arrays([text, pa.array(texts(keys), pa.string())]),
+            "round": pa.array(number, pa.int64()),
+            "sibling": pa.array(sibling, pa.int64()),
+            "state": pa.array(state, pa.string()),
+            "episode_id": pa.array(episode, pa.string()),
+        })  # fmt: skip
 
 
 class TrainedBatch(NamedTuple):
@@ -58,13 +229,13 @@ class LedgerView(LedgerQueries):
     @property
     def rows(self) -> pa.Table:
         """Everything that was said and counts, in order: rows of the ledger table. Reads it at each look."""
-        return self.seen(None).rows
+        return self._seen(None)[0]
 
     @property
     def batches(self) -> list[TrainedBatch]:
         """The batches that were trained on, oldest first. A step is the update count, over the ranks of a session;
         where none was told, each call of `train` is one, and its place is the step."""
-        rows = self.seen((*_BATCHED, "state", "sibling", "episode_id")).rows
+        rows = self._seen((*_BATCHED, "state", "sibling", "episode_id"))[0]
         sealed = _sealed(rows.filter(among(rows["state"], (SEALED, DROPPED))))
         trained = rows.filter(among(rows["state"], (TRAINED,)))
         session, rank, sequence, at, update, text, number = (trained[name].to_pylist() for name in _BATCHED)
@@ -84,16 +255,25 @@ class LedgerView(LedgerQueries):
     @property
     def awaited(self) -> pa.ChunkedArray:
         """The ids of episodes that are sealed, of prompts that were neither trained on nor dropped."""
-        return self.seen().awaited()
+        return LedgerRows(*self._seen()).awaited()
 
     @property
     def in_flight(self) -> int:
         """The number of keys that were drawn and neither trained on nor dropped."""
-        return self.seen().in_flight
+        return LedgerRows(*self._seen()).in_flight
 
-    def seen(self, columns: Sequence[str] | None = _FOLDED, fresh: pa.Table | None = None) -> LedgerRows:
-        """The rows that the session sees. columns: all if None. fresh: rows of its own that are to be committed
-        next."""
+    def taken_back(self, fresh: pa.Table) -> set[str]:
+        """Ids of the episodes that the session has trained on itself, and that count as sealed, as its weights do not
+        know of it. fresh: rows of its own that are to be committed next."""
+        found = self._seen(fresh=fresh)
+        own = _those(found[1], places_of(found[1]["session"], [self._session]) == 0)
+        return set(LedgerRows(*found).awaited(own).to_pylist()) if own.num_rows else set()
+
+    def _seen(
+        self, columns: Sequence[str] | None = _FOLDED, fresh: pa.Table | None = None
+    ) -> tuple[pa.Table, pa.Table, Mapping[str, Collection[int]]]:
+        """The rows that the session sees, in order; those "trained" that do not count for it; and the ranks of the
+        sessions that it sees, as far as they are known, oldest first. columns: all if None."""
         import pyarrow as pa
 
         commit = self._commit
@@ -104,7 +284,7 @@ class LedgerView(LedgerQueries):
             table = pa.concat_tables([table, fresh])
         table = _those(table, places_of(table["ledger"], [self.name]) == 0)
         if not table.num_rows:
-            return LedgerRows(table, table)
+            return table, table, {}
         branches, rows = Snapshot(self._storage, commit).branches, ByWriter(table)
         sight = branches.sight(self._session, self._own)
         known = branches.sight_trained(self._session, self._own if self._trained is None else self._trained)
@@ -113,7 +293,7 @@ class LedgerView(LedgerQueries):
         found, undone = _in_order(_those(table, counts), [*sight][::-1]), _those(table, inside & ~counts)
         if columns is not None:
             found, undone = found.select(columns), undone.select(columns)
-        return LedgerRows(found, undone, self._worlds(sight))
+        return found, undone, self._worlds(sight)
 
     def _worlds(self, sight: Mapping[str, Sequences | None]) -> dict[str, Collection[int]]:
         """The ranks of the sessions that this one sees, itself the last: of itself those that are known to have
@@ -127,8 +307,10 @@ class LedgerView(LedgerQueries):
 
     @cached_property
     def _prompts(self) -> Prompts:
-        found = self.seen().prompts()
-        release()
+        rows = self._seen()
+        _release()  # what reading took and these rows do not
+        found = LedgerRows(*rows).prompts()
+        _release()
         return found
 
     @cached_property
@@ -195,14 +377,16 @@ def left_in_flight(storage: Storage, head: Commit, name: str, run: str) -> int:
 def taken_back(storage: Storage, commit: Commit, session: str, trained: Sequences, fresh: pa.Table) -> set[str]:
     """Ids of the episodes, of all ledgers, that a session has trained on, and that count as sealed, as its weights know
     of its rows "trained" below these numbers alone. fresh: rows of its own that are to be committed next."""
-    out: set[str] = set()
-    for name in {*names(storage, commit), *fresh["ledger"].unique().to_pylist()}:
-        found = LedgerView(storage, commit, name, session, None, trained).seen(fresh=fresh)
-        own = _those(found.undone, places_of(found.undone["session"], [session]) == 0)
-        if own.num_rows:
-            out |= set(found.awaited(own).to_pylist())
-    return out
+    every = {*names(storage, commit), *distinct(fresh["ledger"])}
+    return set().union(*(LedgerView(storage, commit, name, session, None, trained).taken_back(fresh) for name in every))
 
 
 def _distinct(storage: Storage, commit: Commit, column: str) -> list[str]:
     return distinct(tablefiles.load(storage, "ledger", commit.files("ledger"), [column])[column])
+
+
+def _release() -> None:
+    """Give memory back that Arrow keeps for later: after millions of rows that is most of it."""
+    import pyarrow as pa
+
+    pa.default_memory_pool().release_unused()

@@ -28,5 +28,5 @@ def test_so_many_siblings_take_no_memory(name: str, value: int) -> None:
 def test_one_sibling_alone_is_not_trained_on() -> None:
     """ "trained" ends a round for all its siblings, or says nothing."""
     table = rows("state", ["drawn"] * 3 + ["trained"])
-    found = LedgerRows(table, table.slice(0, 0)).prompts()
+    found = LedgerRows(table, table.slice(0, 0), {}).prompts()
     assert found.rounds["a"][0].state == "sealed"

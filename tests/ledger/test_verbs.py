@@ -10,7 +10,7 @@ import pytest
 
 import archive
 from archive.ledger import Group, Rollout
-from archive.ledger import ledger as ledger_module
+from archive.ledger.prompts import Cursors
 from tests.support.checkpoints import fresh, reopened, steps
 
 
@@ -302,8 +302,8 @@ def test_an_interrupted_call_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> 
         ledger = w.ledger("prompts")
         ledger.draw(["a"])
         with monkeypatch.context() as patched:
-            patched.setattr(ledger_module, "LedgerCall", interrupted)
+            patched.setattr(Cursors, "saying", interrupted)
             with pytest.raises(KeyboardInterrupt):
-                ledger.draw(["b"])
+                ledger.draw(["b"], cursor=1)
         assert ledger.state("b") is None
     assert reopened(arc).ledger("prompts").rows["key"].to_pylist() == ['"a"']

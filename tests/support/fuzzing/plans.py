@@ -16,7 +16,6 @@ import archive
 import resharding
 from archive import tables
 from archive.ledger import LedgerRows
-from archive.ledger.fold import dealt
 from tests.support.fuzzing.mutating import mutated_table
 from tests.support.fuzzing.objects import attempted
 
@@ -89,8 +88,8 @@ def fold_rows(table: pa.Table) -> None:
     """What a session makes of rows that a table held, if it may hold them."""
     rows = tables.loads(tables.dumps(table), "ledger", where="x")
     for undone in (rows.slice(0, 0), rows):
-        seen = LedgerRows(rows, undone)
-        dealt(seen.prompts(), 0, 2, lambda episode: 1 if episode == "e4" else None)
+        seen = LedgerRows(rows, undone, {})
+        seen.prompts().dealt(0, 2, lambda episode: 1 if episode == "e4" else None)
     seen.awaited(), seen.in_flight
 
 
