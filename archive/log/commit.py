@@ -77,8 +77,8 @@ class Commit(Record):
 
     def __post_init__(self) -> None:
         for table in LISTED:
-            paths = [one.path for one in self.files(table)]
-            if len(set(paths)) < len(paths):
+            files = getattr(self, table)
+            if files and len({one.path for one in files}) < len(files):
                 raise MisshapenError(f"{table} names a file twice")
 
     def files(self, table: str) -> tuple[FileRef, ...]:

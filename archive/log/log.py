@@ -47,7 +47,7 @@ _NEAR = 2  # commits of others that a writer reads one by one; past more it goes
 _chance = random.SystemRandom()  # the program's own stream of random numbers is not ours to draw from
 _MOST_WINDOWS, _MOST_WAIT_S = 24, 10.0
 _TURN = (4, 16)  # of writers that meet, the one joins them that draws the least of these numbers, or all from the last
-_MAX_KEPT_BYTES = 1024 * 1024  # a file no larger is held for the next try
+_MAX_KEPT_BYTES = 1024 * 1024  # a file or table no larger is held for the next try
 
 
 def new_session() -> str:
@@ -117,18 +117,20 @@ class Attempt:
     """The tries of one change to become a commit. What an earlier one wrote or read serves those that follow: on these,
     nothing is written or read that the change does not need.
 
-    number: how many were lost before this one. crowded: others were committing at the same time when it began. is_dry:
-    nothing is written, as the commit is not to be made.
+    number: how many were lost before this one. held: small tables that were written here, by the paths of their files.
+    crowded: others were committing at the same time when it began. is_dry: nothing is written, as the commit is not to
+    be made.
     """
 
     def __init__(
-        self, storage: Storage, ids: KnownIds | None = None, *, crowded: bool = False, is_dry: bool = False
-    ) -> None:
+        self, storage: Storage, held: Mapping[str, pa.Table] | None = None, *, crowded: bool = False,
+        is_dry: bool = False,
+    ) -> None:  # fmt: skip
         self.storage = storage
         self.is_dry = is_dry
         self.number = 0
+        self.held = dict(held or {})
         self.fresh: pa.Table | None = None  # rows whose ids were looked at
-        self._ids = KnownIds() if ids is None else ids
         self._least = _chance.randint(*_TURN) if crowded else 2
         self._joined: dict[tuple[str, ...], FileRef] = {}  # by the paths of what was joined
         self._written: dict[str, tuple[pa.Table, FileRef]] = {}
@@ -148,18 +150,21 @@ class Attempt:
         return known[1]
 
     def load(self, kind: str, refs: Sequence[FileRef], columns: Sequence[str] | None = None) -> pa.Table:
-        """The rows of files of one kind, each of which is fetched once if it is small."""
-        lacking = [ref for ref in refs if ref.path not in self._fetched]
+        """The rows of files of one kind, each of which is fetched once if it is small, unless it was written here."""
+        lacking = [ref for ref in refs if not self._has(ref)]
         found = dict(zip((ref.path for ref in lacking), tablefiles.fetch(self.storage, lacking), strict=True))
         self._fetched |= {path: data for path, data in found.items() if len(data) <= _MAX_KEPT_BYTES}
-        data = [found[ref.path] if ref.path in found else self._fetched[ref.path] for ref in refs]
-        return tablefiles.parsed(self.storage, kind, refs, data, columns)
+        found = self._fetched | found
 
-    def check_ids(self, parent: Commit, fresh: pa.Table, session: str, since: int) -> None:
-        """DuplicateEpisodeError for rows that begin an episode of an id that is taken. since: the commit up to which
-        the ids were checked when they were given."""
-        self._ids.check(parent, self.load, fresh, session, since)
-        self.fresh = fresh
+        def rows(ref: FileRef) -> pa.Table:
+            if ref.path not in self.held:
+                return tablefiles.parsed(self.storage, kind, [ref], [found[ref.path]], columns)
+            return self.held[ref.path] if columns is None else self.held[ref.path].select(columns)
+
+        return tables.concat(kind, map(rows, refs))
+
+    def _has(self, ref: FileRef) -> bool:
+        return ref.path in self.held or ref.path in self._fetched
 
     def add_rows(self, session: str, kind: str, parent: Commit, new: pa.Table) -> tuple[FileRef, ...]:
         """Write new rows of one of the tables that a commit lists: its list of files, with the new one.
@@ -174,7 +179,7 @@ class Attempt:
         new = tables.set_column(new, "commit", parent.number + 1)
         rows, again = [f.rows for f in present], self.number > 0
         spare = again and len(rows) <= _TURN[1]
-        sizes = [tablefiles.MAX_FOLDED_BYTES + 1 if spare and f.path not in self._fetched else f.bytes for f in present]
+        sizes = [tablefiles.MAX_FOLDED_BYTES + 1 if spare and not self._has(f) else f.bytes for f in present]
         if kind == "segments":
             start, stop, keep = tablefiles.fold(
                 rows, sizes, new.num_rows, least=len(rows) + 1 if again else self._least
@@ -185,8 +190,10 @@ class Attempt:
                 self._joined[_paths(parts)] = self.write(session, kind, whole)
         else:
             keep = tablefiles.files_to_keep(rows, sizes, new.num_rows)
-        older = self.load(kind, present[keep:])
-        made = self.write(session, kind, tables.concat(kind, [older, new]))
+        table = tables.concat(kind, [self.load(kind, present[keep:]), new])
+        made = self.write(session, kind, table)
+        if table.nbytes <= _MAX_KEPT_BYTES:
+            self.held[made.path] = table.combine_chunks()
         return (*self._with_joined(present[:keep]), made)
 
     def _with_joined(self, files: tuple[FileRef, ...]) -> tuple[FileRef, ...]:
@@ -221,12 +228,13 @@ class Change:
     rank: int | None = None
     ids_at: int | None = None
 
-    def draft(self, parent: Commit, attempt: Attempt) -> Commit:
+    def draft(self, parent: Commit, attempt: Attempt, ids: KnownIds) -> Commit:
         """Its commit to follow `parent`, after writing the files of its rows."""
         given, says = self.adds(parent, attempt)
         rows = {table: new for table, new in given.items() if new.num_rows or table in ("segments", "live")}
         if self.ids_at is not None:
-            attempt.check_ids(parent, rows["segments"], self.session, self.ids_at)
+            attempt.fresh = rows["segments"]
+            ids.check(parent, attempt.load, attempt.fresh, self.session, self.ids_at)
         files: dict[str, Any] = {
             table: attempt.once(self.session, table, rows.pop(table)) for table in ("chunks", "live") if table in rows
         }
@@ -256,6 +264,7 @@ class CommitLog:
         self.head = head
         self.began = head.number
         self.ids = KnownIds()
+        self._held: Mapping[str, pa.Table] = {}  # small tables of the newest own commit, by the paths of their files
         self._lock = forking.lock(self)
         self._seen: dict[str, list[int]] = {mark_of(head.transaction): [head.number]}
         self._conflicts = Conflicts(head)
@@ -320,7 +329,7 @@ class CommitLog:
         with self._lock: return self._commit(transaction, change)  # fmt: skip  # noqa: E701 (see IOStats.add)
 
     def _commit(self, transaction: str, change: Change) -> Commit:
-        attempt = Attempt(self.storage, self.ids, crowded=self._windows > 1)
+        attempt = Attempt(self.storage, self._held, crowded=self._windows > 1)
         while True:
             self._catch_up_in_turn(attempt.number)
             began = time.monotonic()
@@ -330,7 +339,7 @@ class CommitLog:
             try:
                 for required in change.requires:
                     required(parent)
-                draft = change.draft(parent, attempt)
+                draft = change.draft(parent, attempt, self.ids)
                 self._conflicts.check(self.storage, parent, draft)
                 draft = settled(self.storage, parent, draft, attempt.number)
             except MissingObjectError:
@@ -343,6 +352,8 @@ class CommitLog:
                 commit = served(self.storage, loads(data, made.number, self.storage.url))
                 self._know(commit, attempt.fresh)
                 self._conflicts.passed(commit)
+                named = {ref.path for ref in commit.all_files}
+                self._held = {path: table for path, table in attempt.held.items() if path in named}
                 if attempt.number == 0:
                     self._windows = max(1, self._windows // 2)
                 return commit
