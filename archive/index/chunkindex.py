@@ -141,15 +141,10 @@ class ShardIndex:
         }
 
     def _chunks(self, name: str, starts: Ints, stops: Ints) -> Ints:
-        array = self.arrays.get(name)
-        if array is None:
-            if (stops > starts).any():
-                raise CorruptManifestError(
-                    f"the chunk table has no array {name!r} in {self.shard}; run `archive verify`"
-                )
-            return np.zeros(0, np.int64)
         full = stops > starts
-        starts, stops = starts[full], stops[full]
+        if name not in self.arrays and not full.any():
+            return np.zeros(0, np.int64)
+        array, starts, stops = self.array(name), starts[full], stops[full]
         if len(starts) and (int(starts.min()) < 0 or int(stops.max()) > len(array.offset) * array.rows):
             raise CorruptManifestError(
                 f"rows {int(starts.min())} to {int(stops.max())} of {name!r} in {self.shard} are not all in its "

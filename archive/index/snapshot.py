@@ -88,27 +88,22 @@ class Snapshot:
 
     def as_of(self, commit: Commit) -> Snapshot:
         """The table as another commit sees it; what was read is kept where that has the same."""
-        out = Snapshot(self.storage, commit, read_only=self.later.read_only)
-        if self.commit.same_episodes(commit):
-            self._give(out)
-        return out
+        later = Later(self.storage, commit, read_only=self.later.read_only)
+        same = self.commit.same_episodes(commit)
+        return self._but(commit=commit, later=later) if same else Snapshot(self.storage, commit, later)
 
     def as_written(self) -> Snapshot:
         """The same, without the fields that were added later; what was read is kept."""
-        out = Snapshot(self.storage, self.commit, self.later.without_fields())
-        self._give(out)
-        return out
-
-    def _give(self, other: Snapshot) -> None:
-        """Let one that has the same rows have what was read."""
-        other.files, other._bytes = self.files, self._bytes
-        other._columns, other._branches, other._rows = self._columns, self._branches, self._rows
+        return self._but(later=self.later.without_fields())
 
     def newest(self, count: int) -> Snapshot:
         """Only the rows of so many of its newest files, which are fetched once for all that have them."""
-        out = Snapshot(self.storage, self.commit, self.later)
-        out.files = self.files[len(self.files) - count :]
-        out._bytes, out._branches = self._bytes, self._branches
+        return self._but(files=self.files[len(self.files) - count :], _columns={}, _rows=None)
+
+    def _but(self, **changes: Any) -> Snapshot:
+        """The same with what was read, but for these attributes."""
+        out = object.__new__(Snapshot)
+        out.__dict__.update(self.__dict__ | changes)
         return out
 
     @property
@@ -159,27 +154,20 @@ def run_of_session(snapshot: Snapshot) -> dict[str, str | None]:
     A commit names each run's newest session and the hundred before it. Of others, and of sessions that came along with
     the episodes of another archive, the claim of one of their ranks says it.
     """
-    runs = snapshot.commit.runs.items()
-    known: dict[str, str | None] = {session: run for run, entry in runs for session in entry.sessions}
-    table = snapshot.columns(["session", "rank"])
-    names = [s for s in tables.distinct(table["session"]) if s not in known]
-    if names:
-        claims = [(s, _a_rank(table, s)) for s in names]
-        found = at_once(lambda claim: _claimed(snapshot.storage, *claim), claims, _AT_ONCE)
-        known |= dict(zip(names, found, strict=True))
-    return known
-
-
-def _a_rank(table: pa.Table, session: str) -> int:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    return int(table["rank"][pc.index(table["session"].cast(pa.string()), session).as_py()].as_py())
+    runs = snapshot.commit.runs.items()
+    known: dict[str, str | None] = {session: run for run, entry in runs for session in entry.sessions}
+    table = snapshot.columns(["session", "rank"])
+    names = table["session"].cast(pa.string())
 
+    def claimed(session: str) -> str | None:
+        rank = table["rank"][pc.index(names, session).as_py()].as_py()
+        try:
+            return sessions.read_claim(snapshot.storage, layout.rank_key(session, rank)).run or None
+        except MissingObjectError:
+            return None
 
-def _claimed(storage: Storage, session: str, rank: int) -> str | None:
-    """The run that a rank of the session claimed; None if the claim is gone, or says nothing of a run."""
-    try:
-        return sessions.read_claim(storage, layout.rank_key(session, rank)).run or None
-    except MissingObjectError:
-        return None
+    unknown = [session for session in tables.distinct(names) if session not in known]
+    return known | dict(zip(unknown, at_once(claimed, unknown, _AT_ONCE), strict=True))
