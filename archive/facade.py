@@ -48,7 +48,7 @@ class Archive(Upkeep):
         """The runs by name: their checkpoints and episodes; `arc.runs.plot("a", "b")` compares. Reads no data."""
         from archive.checkpoint import Runs
 
-        return Runs(self.url, self._head, self._index, self.episodes, self.checkpoints)
+        return Runs(self.checkpoints, self.episodes)
 
     @property
     def episodes(self) -> Episodes:

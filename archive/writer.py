@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from archive.base import ClosedError, UsageError, check_text, git_revision, logger, one_line, size
-from archive.checkpoint import Keep, Pending, Saver, finish_at_exit, fresh_rows, watch
+from archive.checkpoint import MAIN_BUFFER, Keep, Pending, Saver, finish_at_exit, fresh_rows, watch
 from archive.fields import Schema
 from archive.index import Resume, looked_at
 from archive.journal import Journal, JournalObjects
@@ -66,9 +66,6 @@ class RowCommits:
         fresh, sequences = fresh_rows(parent, place, {place.rank: rows})
         runs = parent.runs_with({place.run: replace(parent.runs[place.run], sequences=sequences)})
         return fresh._asdict(), {"runs": runs, "message": message}
-
-
-MAIN_BUFFER = "replay"
 
 
 class Writer(Journaled):

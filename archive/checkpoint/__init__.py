@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from archive.checkpoint import requests, resumption
 from archive.checkpoint.assembly import Joint, commit_recovered, fresh_rows
-from archive.checkpoint.checkpointlist import Checkpoints, Clock, Run, Runs, read_clock
-from archive.checkpoint.checkpoints import MAIN_BUFFER, Checkpoint, checkpoint_at
+from archive.checkpoint.checkpointlist import Checkpoints, Run, Runs
+from archive.checkpoint.checkpoints import MAIN_BUFFER, Checkpoint
 from archive.checkpoint.pending import Pending, on_terminal
 from archive.checkpoint.requests import watch
 from archive.checkpoint.resumption import Holding
-from archive.checkpoint.retention import Candidate, Keep, best_of
+from archive.checkpoint.retention import Keep, candidates, keep_of, read_clock
 from archive.checkpoint.saver import Saver, finish_at_exit
 
 __all__ = [
     "MAIN_BUFFER",
-    "Candidate",
     "Checkpoint",
     "Checkpoints",
-    "Clock",
     "Holding",
     "Joint",
     "Keep",
@@ -25,11 +23,11 @@ __all__ = [
     "Run",
     "Runs",
     "Saver",
-    "best_of",
-    "checkpoint_at",
+    "candidates",
     "commit_recovered",
     "finish_at_exit",
     "fresh_rows",
+    "keep_of",
     "on_terminal",
     "read_clock",
     "requests",

@@ -85,8 +85,8 @@ def fresh_rows(parent: Commit, place: Place, rows: Mapping[int, RankRows]) -> tu
         fresh.append(_fresh(given, sequences.get(rank, 0)))
         if fresh[-1].next_sequence:
             sequences[rank] = fresh[-1].next_sequence
-    kinds = ("segments", "chunks", "ledger")
-    return RankRows(*(tables.concat(kind, [getattr(one, kind) for one in fresh]) for kind in kinds)), sequences
+    columns = zip(*fresh, strict=True)
+    return RankRows(*(tables.concat(kind, of) for kind, of in zip(RankRows._fields, columns, strict=True))), sequences
 
 
 def _fresh(rows: RankRows, done: int) -> RankRows:
@@ -110,6 +110,7 @@ def _record(
     last_whole = None if latest is None else latest.commit
     missing = sorted(set(range(world_size)) - {index.rank for index in indexes})
     staged = {index.rank: index.sequence for index in indexes}
+    own, borrowed = {part.key for part in parts}, {key for index in indexes for key in index.objects}
     return CheckpointRecord(
         name=joint.name,
         step=indexes[0].step,
@@ -117,27 +118,18 @@ def _record(
         world_size=world_size,
         whole=not missing and not partial,
         missing=tuple(MissingRank(rank, last_whole) for rank in missing),
-        ranks=tuple(_object(part) for part in parts),
+        ranks=tuple(
+            StagedObject(one.rank, part.key, one.nonce, one.rows is not None and one.rows.left_out > 0)
+            for part, one in zip(parts, indexes, strict=True)
+        ),
         buffers=_totals(indexes),
         discarded=_discarded(indexes),
         metrics=indexes[0].metrics,
         lineage=indexes[0].lineage,
         replay_saved=all(index.replay_saved for index in indexes),
         sequences={**dict.fromkeys(missing, 0), **sequences, **staged},  # each rank of its world
-        borrowed=_borrowed(parts),
+        borrowed=tuple(sorted(borrowed - own)),  # objects of earlier checkpoints that columns and attributes lie in
     )
-
-
-def _object(part: Part) -> StagedObject:
-    left_out = part.index.rows is not None and part.index.rows.left_out > 0
-    return StagedObject(part.index.rank, part.key, part.index.nonce, left_out)
-
-
-def _borrowed(parts: Sequence[Part]) -> tuple[str, ...]:
-    """The objects of earlier checkpoints in which columns and attributes of this one lie."""
-    own = {part.key for part in parts}
-    held = {key for part in parts for key in part.index.objects}
-    return tuple(sorted(held - own))
 
 
 def _totals(indexes: Sequence[PartIndex]) -> dict[str, BufferTotals]:
@@ -185,14 +177,11 @@ def _run_entry(
     mark = made.mark(place.session, parent.number + 1)
     if not made.replay_saved:
         return replace(entry, latest=mark)
-    return replace(entry, latest=mark, latest_replay=mark, journal=_journal(entry, [part.index for part in parts]))
-
-
-def _journal(entry: RunEntry, indexes: Sequence[PartIndex]) -> Mapping[int, int] | None:
-    """Up to where each rank's journal is in the newest checkpoint."""
-    if entry.journal is None:
-        return None
-    return {**entry.journal, **{one.rank: one.journal for one in indexes if one.journal is not None}}
+    journal = entry.journal  # up to where each rank's is in the newest checkpoint
+    if journal is not None:
+        indexes = [part.index for part in parts]
+        journal = {**journal, **{one.rank: one.journal for one in indexes if one.journal is not None}}
+    return replace(entry, latest=mark, latest_replay=mark, journal=journal)
 
 
 FIRST_POLL_S = 0.02

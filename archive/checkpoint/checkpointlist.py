@@ -3,18 +3,15 @@ its runs, several of them side by side."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from archive.base import CorruptManifestError, NotFoundError, UsageError, cached_property, jsontree, one_line
-from archive.checkpoint.checkpoints import Checkpoint, checkpoint_at
-from archive.checkpoint.retention import Candidate, Keep
-from archive.index import EpisodeIndex, Later
+from archive.base import MissingObjectError, NotFoundError, UsageError, cached_property, one_line
+from archive.checkpoint.checkpoints import Checkpoint
+from archive.checkpoint.retention import Keep, candidates, read_clock
+from archive.index import Later
 from archive.ledger import LedgerView, names, of_run
-from archive.log import Commit, Mark, RunEntry, tablefiles
+from archive.log import Commit, Mark, read_of, tablefiles
 from archive.read import Episodes
 from archive.store import Storage
 from archive.views import plots, reports
@@ -24,46 +21,26 @@ if TYPE_CHECKING:
 
 MAX_NAMED = 10  # runs that a message names
 _PLACE = ["commit", "manifest"]  # what finds a checkpoint
-_COMMIT = re.compile(r"commits/[0-9]{6}/([0-9]{9,})\.json")
-
-
-@dataclass(frozen=True)
-class Clock:
-    """What the store says: its time now, and when it got each commit; a host's own clock may be off by days.
-    Empty: nobody asked."""
-
-    now: datetime | None = None
-    made: Mapping[int, datetime] = field(default_factory=dict)
-
-
-def read_clock(storage: Storage) -> Clock:
-    """Ask the store: the commits are listed."""
-    found = ((_COMMIT.fullmatch(one.key), one.modified) for one in storage.scan("commits"))
-    made = {int(match[1]): modified for match, modified in found if match}
-    return Clock(storage.clock("commits"), made)
 
 
 class Latest(Checkpoint):
     """The newest whole checkpoint, as `arc.checkpoints.latest` gives it: alone it can be called,
     for one with its buffers."""
 
-    def __init__(self, found: Checkpoint, head: Commit) -> None:
-        """head: the commit as of which it is the newest."""
+    def __init__(self, found: Checkpoint, among: Checkpoints) -> None:
+        """among: those of its run."""
         super().__init__(found._storage, found.commit, found.served_by, found.later)
-        self._head = head
+        self._among = among
 
     def __call__(self, *, replay: bool = False) -> Latest | None:
         """This one or, with replay=True where it was saved without its buffers, the newest whole one that has them."""
         if not replay or self.replay_saved:
             return self
-        entry = self._head.runs.get(self.run)
-        if entry is None or entry.latest_replay is None:
-            return None
-        mark = entry.latest_replay
-        return Latest(checkpoint_at(self._storage, self._head, mark.commit, mark.manifest, self.later), self._head)
+        found = self._among.newest(replay=True)
+        return None if found is None else Latest(found, self._among)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_head": self._head}
+        return {**super().__getstate__(), "_among": self._among}
 
 
 class Checkpoints:
@@ -98,7 +75,7 @@ class Checkpoints:
         `latest(replay=True)` is the newest whole one that has its buffers.
         """
         found = self.newest()
-        return None if found is None else Latest(found, self._head)
+        return None if found is None else Latest(found, self.of(found.run))
 
     def newest(self, *, run: str | None = None, replay: bool = False) -> Checkpoint | None:
         """The newest whole one (of a run; with replay=True, one that has the buffers); as `latest` otherwise."""
@@ -108,13 +85,21 @@ class Checkpoints:
         if len(runs) > 1:
             newest = {name: f"{e.latest.name!r} (commit {e.latest.commit})" for name, e in runs.items() if e.latest}
             raise self._ambiguous("there is no newest checkpoint of all", newest)
-        marks = [e.latest_replay if replay else e.latest for e in runs.values()]
-        mark = marks[0] if marks else None
-        return None if mark is None else self._of(mark.commit, mark.manifest)
+        mark = next((e.latest_replay if replay else e.latest for e in runs.values()), None)
+        return None if mark is None else self.at_commit(mark.commit, mark.manifest)
 
-    def at_commit(self, number: int) -> Checkpoint:
-        """The one of a commit that was just made."""
-        return self._of(number, None)
+    def at_commit(self, number: int, manifest: int | None = None) -> Checkpoint:
+        """The one of a commit. manifest: number of the commit with whose tables its steps are found; None: its own."""
+        served_by = None if manifest is None else self._commit(manifest)
+        return Checkpoint(self._storage, self._commit(number), served_by, self._later)
+
+    def _commit(self, number: int) -> Commit:
+        if number == self._head.number:
+            return self._head
+        try:
+            return read_of(self._storage, number, self._head)
+        except MissingObjectError as e:
+            raise NotFoundError(f"commit {number}, which a checkpoint needs, is gone from {self._storage.url}") from e
 
     def _ambiguous(self, what: str, runs: Mapping[str, str]) -> UsageError:
         """Several runs share an archive, and none of them is meant more than the others."""
@@ -135,8 +120,8 @@ class Checkpoints:
         for run, entry in self._head.runs.items():
             mine = [r for r in rows if r["run"] == run]
             keep = Keep.of(entry.keep)
-            clock = read_clock(self._storage) if keep.ages else Clock()
-            whole = [_candidate(r, clock) for r in mine if r["whole"]]
+            clock = read_clock(self._storage, keep)
+            whole = candidates(mine, clock)
             newest = max((c.commit for c in whole), default=0)
             chosen += keep.kept(whole, clock.now)
             chosen += [r["commit"] for r in mine if not r["whole"] and r["commit"] > newest]
@@ -144,10 +129,7 @@ class Checkpoints:
 
     def _at(self, row: Mapping[str, Any]) -> Checkpoint:
         """The one of a row of the table."""
-        return self._of(row["commit"], row["manifest"])
-
-    def _of(self, number: int, manifest: int | None) -> Checkpoint:
-        return checkpoint_at(self._storage, self._head, number, manifest, self._later)
+        return self.at_commit(row["commit"], row["manifest"])
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -178,26 +160,15 @@ class Checkpoints:
         return one_line(f"<{len(self)} checkpoints at {self._storage.url}, {newest}>")
 
 
-def _candidate(row: Mapping[str, Any], clock: Clock) -> Candidate:
-    """The facts that a policy asks of the checkpoint of a row."""
-    metrics = jsontree.loads(row["metrics"])
-    if not isinstance(metrics, dict) or not all(isinstance(value, (int, float)) for value in metrics.values()):
-        raise CorruptManifestError(
-            f"the row of checkpoint {row['commit']} in the checkpoints table has metrics {row['metrics']!r:.80}, which "
-            "are not numbers by name; run `archive verify`"
-        )
-    return Candidate(row["commit"], row["step"], metrics, clock.made.get(row["commit"]))
-
-
 class Run:
     """A line of checkpoints, and the episodes that its sessions wrote. As of the commit that the archive shows."""
 
-    def __init__(self, name: str, entry: RunEntry | None, checkpoints: Checkpoints, episodes: Episodes) -> None:
-        """entry: what the commit says of it; None if its episodes came along from another archive."""
+    def __init__(self, name: str, checkpoints: Checkpoints, archived: Episodes) -> None:
+        """archived: the episodes of the archive; those that it went on with are among them."""
         self.name = name
-        self._entry = entry
+        self._entry = checkpoints._head.runs.get(name)  # None if its episodes came along from another archive
         self._every = checkpoints
-        self._written = episodes
+        self.archived = archived
 
     @property
     def sessions(self) -> list[str]:
@@ -214,11 +185,6 @@ class Run:
         return self.checkpoints.latest
 
     @property
-    def archived(self) -> Episodes:
-        """The episodes of the archive; those that it went on with are among them."""
-        return self._written
-
-    @property
     def ledgers(self) -> list[str]:
         """The names of the ledgers of prompts in the archive."""
         return names(self._every._storage, self._every._head)
@@ -230,7 +196,7 @@ class Run:
     @cached_property
     def episodes(self) -> Episodes:
         """The episodes of which it wrote the newest steps. Reads no data."""
-        return self._written.filter(run=self.name)
+        return self.archived.filter(run=self.name)
 
     @property
     def commits(self) -> list[int]:
@@ -275,26 +241,23 @@ class Run:
 class Runs(Mapping[str, Run]):
     """The runs of an archive by name, in the order of their first commits; and several of them side by side."""
 
-    def __init__(
-        self, url: str, head: Commit, index: EpisodeIndex, episodes: Episodes, checkpoints: Checkpoints
-    ) -> None:  # fmt: skip
-        self._url = url
-        self._head = head
-        self._index = index
-        self._episodes = episodes
+    def __init__(self, checkpoints: Checkpoints, episodes: Episodes) -> None:
         self._checkpoints = checkpoints
+        self._episodes = episodes
+        self._url = checkpoints._storage.url
+        self._head = checkpoints._head
 
     @cached_property
     def _names(self) -> list[str]:
         """The runs that a commit names, and those whose episodes came along from another archive."""
-        written = self._index.column("run").unique().to_pylist()
+        written = self._episodes.episode_index.column("run").unique().to_pylist()
         return list(dict.fromkeys([*self._head.runs, *sorted(n for n in written if n is not None)]))
 
     def __getitem__(self, name: str) -> Run:
         if name not in self._names:
             known = ", ".join(map(repr, self._names)) or "none"
             raise NotFoundError(f"there is no run {name!r} at {self._url}; its runs: {known}")
-        return Run(name, self._head.runs.get(name), self._checkpoints, self._episodes)
+        return Run(name, self._checkpoints, self._episodes)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

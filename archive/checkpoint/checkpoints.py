@@ -1,16 +1,22 @@
-"""Checkpoints: commits with live sets, columns, states and progress; read in parts, each when asked for."""
+"""Checkpoints: commits with live sets, columns, states and progress; read in parts, each when asked for.
+
+What is live is what was written last, or nearly, so the newest files of the segments table mostly have all of it. They
+are taken alone if no row of an older file can change anything about a live episode; else the whole table is.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.arrays import Ints
+from archive import tables
+from archive.arrays import Ints, arrow, numbers, run_starts
 from archive.base import (
     CorruptCommitError,
-    MissingObjectError,
+    CorruptManifestError,
     NotFoundError,
     PartialCheckpointError,
     UsageError,
@@ -19,13 +25,12 @@ from archive.base import (
     jsontree,
 )
 from archive.checkpoint import resumption
-from archive.checkpoint.livesteps import LiveSteps
-from archive.index import EpisodeIndex, Later, Resume, Snapshot
+from archive.index import ByWriter, EpisodeIndex, Later, Resume, Snapshot
 from archive.ledger import LedgerView
-from archive.log import Commit, Origin, read_of
+from archive.log import Commit, FileRef, Origin, Sequences, tablefiles
 from archive.read import Episodes, Reader, Spans
 from archive.saved import UNCONSUMED, AttributeRef, ColumnRef, Part
-from archive.steps import Steps
+from archive.steps import Steps, row_codes
 from archive.store import Storage
 from archive.views import reports
 
@@ -33,6 +38,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAIN_BUFFER = "replay"
+_TAIL = ("session", "rank", "sequence", "commit")
+Branch = tuple[str, Sequences | None]  # a session, and how far each of its ranks had got
 _READ_ONLY = "it is what the commit says: change copy.deepcopy() of it"
 
 
@@ -98,7 +105,7 @@ class Checkpoint:
     @property
     def missing(self) -> list[dict[str, Any]]:
         """The missing ranks, and the commit of the last whole checkpoint, which has their steps."""
-        return list(self._as_json("missing"))
+        return list(frozen(self.record.to_json()["missing"], _READ_ONLY))
 
     @property
     def replay_saved(self) -> bool:
@@ -108,20 +115,17 @@ class Checkpoint:
     @property
     def buffers(self) -> dict[str, dict[str, Any]]:
         """Buffer -> steps, episodes and names of columns, over all ranks."""
-        out: dict[str, dict[str, Any]] = self._as_json("buffers")
-        return out
+        return self._as_json("buffers")
 
     @property
     def discarded(self) -> dict[str, dict[str, int]]:
         """Why -> episodes and steps that policy left out, a ring overwrote before they were appended,
         or a plan dropped."""
-        out: dict[str, dict[str, int]] = self._as_json("discarded")
-        return out
+        return self._as_json("discarded")
 
     @property
     def metrics(self) -> dict[str, float]:
-        out: dict[str, float] = self._as_json("metrics")
-        return out
+        return self._as_json("metrics")
 
     @property
     def lineage(self) -> dict[str, Any]:
@@ -133,8 +137,9 @@ class Checkpoint:
         out: dict[str, Any] = frozen(known | more, _READ_ONLY)
         return out
 
-    def _as_json(self, name: str) -> Any:
-        return frozen(self.record.to_json()[name], _READ_ONLY)
+    def _as_json(self, name: str) -> dict[str, Any]:
+        out: dict[str, Any] = frozen(self.record.to_json()[name], _READ_ONLY)
+        return out
 
     @property
     def origin(self) -> Origin | None:
@@ -149,8 +154,10 @@ class Checkpoint:
 
     @cached_property
     def _staged(self) -> dict[int, Part]:
-        told = partial(resumption.remedy, self._storage, self.commit)
-        return {one.rank: Part(self._storage, one.key, one.nonce, remedy=told) for one in self.record.ranks}
+        return {one.rank: self._part(one.key, one.nonce) for one in self.record.ranks}
+
+    def _part(self, key: str, nonce: str | None) -> Part:
+        return Part(self._storage, key, nonce, remedy=partial(resumption.remedy, self._storage, self.commit))
 
     def staged(self, rank: int) -> Part:
         """What one rank staged; an error if it is missing from a partial checkpoint, or not of this world."""
@@ -201,9 +208,8 @@ class Checkpoint:
     def file(self, ref: ColumnRef | AttributeRef) -> Part:
         """The staged object that has a column or attribute: of this or, for what is unchanged,
         of an earlier checkpoint."""
-        own = [f for f in self._staged.values() if f.key == ref.object]
-        told = partial(resumption.remedy, self._storage, self.commit)
-        return own[0] if own else Part(self._storage, ref.object, ref.nonce, remedy=told)
+        own = [part for part in self._staged.values() if part.key == ref.object]
+        return own[0] if own else self._part(ref.object, ref.nonce)
 
     def attributes(self, rank: int, buffer: str = MAIN_BUFFER) -> dict[str, dict[str, Any]]:
         """Name -> {episode id: value} of one rank."""
@@ -223,9 +229,53 @@ class Checkpoint:
     # -- live steps ----------------------------------------------------------------------------------------------
 
     @cached_property
-    def steps_held(self) -> LiveSteps:
-        """Its live steps, and the rows of the segments table that say what they are of."""
-        return LiveSteps(Snapshot(self._storage, self.served_by, self.later), self.commit)
+    def live(self) -> pa.Table:
+        """Live runs of all ranks: rank, buffer, env_id, position, and the stream and positions they were written to.
+
+        CorruptManifestError if something is live of a rank that is not in it.
+        """
+        ref = self.commit.live
+        found = tablefiles.load(self._storage, "live", [] if ref is None else [ref])
+        strange = set(found["rank"].unique().to_pylist()) - set(self._staged)
+        if ref is not None and strange:
+            raise CorruptManifestError(
+                f"{self._storage.full_url(ref.path)} has live steps of rank {min(strange)}, which is not in the "
+                f"checkpoint of commit {self.number}; run `archive verify`"
+            )
+        return found
+
+    @property
+    def _branch(self) -> Branch:
+        return self.session, self.record.sequences
+
+    @cached_property
+    def _whole(self) -> Snapshot:
+        """The segments table that its steps are found in."""
+        return Snapshot(self._storage, self.served_by, self.later)
+
+    @cached_property
+    def index(self) -> EpisodeIndex:
+        """The episodes of the newest files that have all of what is live, or of the whole table."""
+        if not self.live.num_rows:
+            return EpisodeIndex(self._whole.newest(0), None, self._branch)
+        steps = int((numbers(self.live["hi"]) - numbers(self.live["lo"])).sum())
+        for count in _counts(self._whole.files, steps):
+            found = EpisodeIndex(self._whole.newest(count), None, self._branch)
+            if _is_enough(found, self.live, self._branch):
+                return found
+        return self.whole_index
+
+    @cached_property
+    def whole_index(self) -> EpisodeIndex:
+        """The episodes of the whole table."""
+        return EpisodeIndex(self._whole, self._live_rows, self._branch)  # a method, as functions of here do not pickle
+
+    def _live_rows(self) -> Ints:
+        return self._located_in_whole.stream
+
+    @cached_property
+    def _located_in_whole(self) -> Steps:
+        return tables.locate(self.live, self._whole.columns(tables.LOCATING))
 
     @property
     def snapshot(self) -> Snapshot:
@@ -236,30 +286,20 @@ class Checkpoint:
     def reader(self) -> Reader:
         return Reader(self.snapshot)
 
-    @property
-    def index(self) -> EpisodeIndex:
-        """The episodes of `snapshot`."""
-        return self.steps_held.index
-
-    @property
-    def whole_index(self) -> EpisodeIndex:
-        """The episodes that its tables hold."""
-        return self.steps_held.whole_index
-
-    @property
-    def live(self) -> pa.Table:
-        """Live runs of all ranks: rank, buffer, env_id, position, and the stream and positions they were written to."""
-        return self.steps_held.live
-
-    @property
+    @cached_property
     def located(self) -> Steps:
-        """The places of the live steps, in live order."""
-        return self.steps_held.located
+        """The places of the live steps, in live order, in the rows of `index`."""
+        if self.index is self.whole_index:
+            return self._located_in_whole
+        return tables.locate(self.live, self.snapshot.columns(tables.LOCATING))
 
-    @property
+    @cached_property
     def groups(self) -> tuple[Ints, Ints]:
         """Live episodes in live order: where the pieces of each begin in `located`, and its number in the index."""
-        return self.steps_held.groups
+        episode = self.index.episode_of_row[self.located.stream]
+        place = row_codes(self.live.select(["rank", "buffer"]))[0][self.located["run"]]
+        heads = run_starts(episode, place)
+        return heads, episode[heads]
 
     @property
     def episodes(self) -> Episodes:
@@ -327,17 +367,50 @@ class Checkpoint:
         )
 
 
-def checkpoint_at(storage: Storage, head: Commit, number: int, manifest: int | None, later: Later) -> Checkpoint:
-    """The checkpoint of a commit's number, among those that `head` follows; manifest: number of the commit with whose
-    tables its steps are found; None: its own."""
-    served_by = None if manifest is None else _read(storage, manifest, head)
-    return Checkpoint(storage, _read(storage, number, head), served_by, later)
+# -- the newest files of the segments table ----------------------------------------------------------------------------
 
 
-def _read(storage: Storage, number: int, head: Commit) -> Commit:
-    if number == head.number:
-        return head
-    try:
-        return read_of(storage, number, head)
-    except MissingObjectError as e:
-        raise NotFoundError(f"commit {number}, which a checkpoint needs, is gone from {storage.url}") from e
+def _counts(files: Sequence[FileRef], steps: int) -> Iterator[int]:
+    """How many of the newest files to try, but for all: as many as have so many steps, then twice the rows each time.
+
+    files: oldest first. One that does not say how many steps it has may have enough.
+    """
+    rows = wanted = held = 0
+    for count, ref in enumerate(reversed(files), 1):
+        rows += ref.rows
+        held += steps if ref.steps is None else ref.steps
+        if held >= steps and rows >= wanted and count < len(files):
+            yield count
+            wanted = 2 * rows
+
+
+def _is_enough(index: EpisodeIndex, live: pa.Table, branch: Branch) -> bool:
+    """True if the newest files have all of what is live, and no row of an older one changes anything about it.
+
+    So it is if each live step is there, in an episode of its id alone, which begins there, and ends in a row that is
+    newer than all in older files and that the checkpoint's session sees: then this row is the episode's newest one in
+    the whole table, too, and its chain is the same.
+    """
+    part = index.snapshot
+    located = tables.locate_some(live, part.columns(tables.LOCATING))
+    if len(tables.lacking(live, located)):
+        return False
+    live_ones = np.unique(index.episode_of_row[located.stream])
+    if (live_ones < 0).any() or not _named_once(index, live_ones):
+        return False
+    begins = part.take(index.chains.firsts()[live_ones], ["predecessor"])
+    tails = part.take(index.chains.lasts()[live_ones], _TAIL)
+    older = (float("inf") if ref.commit is None else ref.commit[1] for ref in part.older)  # one may not say it
+    if begins["predecessor"].null_count < len(live_ones) or (numbers(tails["commit"]) <= max(older, default=0)).any():
+        return False
+    known = ByWriter(tails)  # which session it went on from is read only if it did not write all of them itself
+    return bool(known.seen(dict([branch])).all() or known.seen(part.branches.sight(*branch)).all())
+
+
+def _named_once(index: EpisodeIndex, numbers: Ints) -> bool:
+    """True if no other episode of an index has the id of one of these."""
+    import pyarrow.compute as pc
+
+    ids = index.column("episode_id")
+    same = pc.is_in(ids, value_set=ids.take(arrow(numbers)).combine_chunks())
+    return bool(pc.sum(same, min_count=0).as_py() == len(numbers))

@@ -55,7 +55,7 @@ class Pending:
         self.works: Sequence[Work] = ()  # what was not committed when it was asked for
         self.kept: Sequence[Work] = ()  # of that the rows that it makes visible
         self.in_shutdown = False  # asked for when the process was told to end
-        self._waiting_for: tuple[int, ...] = ()
+        self.waiting_for: tuple[int, ...] = ()  # ranks that have not staged, known some seconds after this rank has
         self.staged: dict[int, Part] = {}  # parts that are known, its own for one; until it is committed
         self.losses: list[tuple[Losses, Counts]] = []  # what its `discarded` says
         self._seen = False
@@ -74,23 +74,15 @@ class Pending:
     def future(self) -> Future[Checkpoint]:
         return self.attempt.future
 
-    @property
-    def waiting_for(self) -> tuple[int, ...]:
-        """The ranks that have not staged their part: known some seconds after this rank has, and empty before."""
-        return self._waiting_for
-
     def waits_for(self, missing: Sequence[int], waited_s: float) -> None:
         """These ranks have not staged: show it, and log it."""
-        self._waiting_for = tuple(missing)
+        self.waiting_for = tuple(missing)
         if missing:
             logger.warning(
                 "checkpoint %r has waited %.0f s for %s of this job, which has not saved its part: see whether it runs",
                 self.name, waited_s, ranks(missing),
             )  # fmt: skip
             self.tell("joining", waiting_for=list(missing))
-
-    def waits_no_more(self) -> None:
-        self._waiting_for = ()
 
     def done(self) -> bool:
         self._check_process()

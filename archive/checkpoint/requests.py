@@ -148,7 +148,7 @@ def _agree() -> bool:
     if group is not None:
         asked, told = _any_rank(group, asked, told)
     elif _asked.watch is not None and _asked.watch.place.world_size > 1:
-        return _agreed(_asked.watch, asked, told)
+        return _asked.watch.agreed(asked, told)
     _asked.ending |= told
     if asked:
         _asked.flag.clear()
@@ -176,8 +176,23 @@ def post(storage: Storage) -> str:
     return key
 
 
+@dataclass(frozen=True, slots=True)
+class Answer(Record):
+    """At which call a rank is ready for the checkpoint of a round, and whether it was told to end after it.
+
+    The rest says which answer it is.
+    """
+
+    ready: int
+    session: str | None = None
+    round: int | None = None
+    rank: int | None = None
+    told: bool = False
+    nonce: str = ""
+
+
 class _Watch:
-    """Looks for requests in the bucket, in the background, as long as its writer lives."""
+    """Looks for requests in the bucket, in the background, as long as its writer lives; and agrees with other ranks."""
 
     def __init__(self, storage: Storage, place: Place) -> None:
         self._storage = weakref.ref(storage)  # a writer that nobody closed may go, and its storage
@@ -220,117 +235,89 @@ class _Watch:
         if fresh or joined:
             _asked.flag.set()
 
-    def acted(self) -> None:
-        """The round is over; the checkpoint that follows answers all requests until now."""
-        self.round, self.ready = self.round + 1, None
-        with suppress(StorageError):
-            self.known |= set(self.storage.list("requests"))
-        _asked.flag.clear()
-
     def stop(self) -> None:
         self._stop.set()
-
-
-def watch(storage: Storage, place: Place) -> Callable[[], None]:
-    """Look for requests in the bucket until the function that this returns is called."""
-    seen = _Watch(storage, place)
-    _asked.watch = seen
-
-    def stop() -> None:
-        seen.stop()
-        if _asked.watch is seen:
+        if _asked.watch is self:
             _asked.watch = None
 
-    return stop
-
-
-def _agreed(seen: _Watch, asked: bool, told: bool) -> bool:
-    """Without a process group: whether this is the step on which all ranks agreed."""
-    seen.calls += 1
-    if seen.ready is None:
-        if not asked:
+    def agreed(self, asked: bool, told: bool) -> bool:
+        """True if this is the step on which all ranks agreed, without a process group."""
+        self.calls += 1
+        if self.ready is None:
+            if not asked:
+                return False
+            self.ready = self.calls + LEAD_STEPS
+            answer = Answer(self.ready, self.place.session, self.round, self.place.rank, told)
+            _put_once(self.storage, self._key(self.place.rank), answer)
+        if self.calls < self.ready:
             return False
-        seen.ready = seen.calls + LEAD_STEPS
-        place = seen.place
-        answer = Answer(seen.ready, place.session, seen.round, place.rank, told)
-        _put_once(seen.storage, layout.agreement_key(place.session, seen.round, place.rank), answer)
-    if seen.calls < seen.ready:
-        return False
-    answers = _answers(seen)
-    if seen.calls < max(seen.ready, *(answer.ready for answer in answers)):
-        return False
-    _asked.ending |= any(answer.told for answer in answers) or len(answers) < seen.place.world_size
-    seen.acted()
-    return True
+        answers = self._answers()
+        if self.calls < max(self.ready, *(answer.ready for answer in answers)):
+            return False
+        _asked.ending |= any(answer.told for answer in answers) or len(answers) < self.place.world_size
+        self.round, self.ready = self.round + 1, None
+        with suppress(StorageError):  # the checkpoint that follows answers all requests until now
+            self.known |= set(self.storage.list("requests"))
+        _asked.flag.clear()
+        return True
 
+    def _key(self, rank: int) -> str:
+        return layout.agreement_key(self.place.session, self.round, rank)
 
-@dataclass(frozen=True, slots=True)
-class Answer(Record):
-    """At which call a rank is ready for the checkpoint of a round, and whether it was told to end after it.
+    def _answers(self) -> list[Answer]:
+        """The answer of each rank; waits for those that have not said, but not long where this process ends."""
+        wait = Wait(AGREE_TIMEOUT_S, AGREE_POLL_S)
+        found: dict[int, Answer] = {}
+        while True:
+            ends = shutdown.process.passed(shutdown.AGREE_PART)
+            look_at_all = ends or wait.due()
+            for rank in sorted(set(range(self.place.world_size)) - set(found)):
+                try:
+                    found[rank] = self._answer(rank)
+                except MissingObjectError:
+                    if not look_at_all:
+                        break
+            absent = sorted(set(range(self.place.world_size)) - set(found))
+            if absent and look_at_all:
+                logger.warning(
+                    "the request for a checkpoint waits for %s of this job, after %.0f s; see whether it runs, and "
+                    "calls archive.checkpointing.requested() at every step", ranks(absent), wait.waited_s,
+                )  # fmt: skip
+            if ends or not absent:
+                return list(found.values())
+            if wait.over:
+                raise RanksMissingError(
+                    f"ranks {absent} did not answer the request for a checkpoint within {AGREE_TIMEOUT_S:.0f} s; see "
+                    "whether they run, and call archive.checkpointing.requested() at every step"
+                )
+            wait.pause()
 
-    The rest says which answer it is.
-    """
-
-    ready: int
-    session: str | None = None
-    round: int | None = None
-    rank: int | None = None
-    told: bool = False
-    nonce: str = ""
+    def _answer(self, rank: int) -> Answer:
+        """The answer of a rank; another's in its place is an error."""
+        key = self._key(rank)
+        answer = smallfiles.read_small(self.storage, key, Answer, CorruptStateError)
+        for name, meant in (("session", self.place.session), ("round", self.round), ("rank", rank)):
+            if getattr(answer, name) not in (None, meant):
+                raise CorruptStateError(
+                    f"{self.storage.full_url(key)} is not the answer of rank {rank} to round {self.round}: somebody "
+                    "put it there"
+                )
+        return answer
 
 
 def _put_once(storage: Storage, key: str, answer: Answer) -> None:
-    data = json.dumps(replace(answer, nonce=secrets.token_hex(8)).to_json()).encode()
     try:
-        storage.create_once(key, data)
+        storage.create_once(key, json.dumps(replace(answer, nonce=secrets.token_hex(8)).to_json()).encode())
     except AlreadyExistsError as e:
         raise UsageError(
             f"{storage.full_url(key)} is there already: two processes have this rank of the session"
         ) from e
 
 
-def _answers(seen: _Watch) -> list[Answer]:
-    """The answer of each rank; waits for those that have not said, but not long where this process ends."""
-    wait = Wait(AGREE_TIMEOUT_S, AGREE_POLL_S)
-    found: dict[int, Answer] = {}
-    while True:
-        ends = shutdown.process.passed(shutdown.AGREE_PART)
-        look_at_all = ends or wait.due()
-        for rank in sorted(set(range(seen.place.world_size)) - set(found)):
-            try:
-                found[rank] = _answer(seen, rank)
-            except MissingObjectError:
-                if not look_at_all:
-                    break
-        if len(found) == seen.place.world_size:
-            return list(found.values())
-        absent = sorted(set(range(seen.place.world_size)) - set(found))
-        if look_at_all:
-            logger.warning(
-                "the request for a checkpoint waits for %s of this job, after %.0f s; see whether it runs, and calls "
-                "archive.checkpointing.requested() at every step", ranks(absent), wait.waited_s,
-            )  # fmt: skip
-        if ends:
-            return list(found.values())
-        if wait.over:
-            raise RanksMissingError(
-                f"ranks {absent} did not answer the request for a checkpoint within {AGREE_TIMEOUT_S:.0f} s; see "
-                "whether they run, and call archive.checkpointing.requested() at every step"
-            )
-        wait.pause()
-
-
-def _answer(seen: _Watch, rank: int) -> Answer:
-    """The answer of a rank; another's in its place is an error."""
-    key = layout.agreement_key(seen.place.session, seen.round, rank)
-    answer = smallfiles.read_small(seen.storage, key, Answer, CorruptStateError)
-    for name, meant in (("session", seen.place.session), ("round", seen.round), ("rank", rank)):
-        if getattr(answer, name) not in (None, meant):
-            raise CorruptStateError(
-                f"{seen.storage.full_url(key)} is not the answer of rank {rank} to round {seen.round}: somebody put it "
-                "there"
-            )
-    return answer
+def watch(storage: Storage, place: Place) -> Callable[[], None]:
+    """Look for requests in the bucket until the function that this returns is called."""
+    _asked.watch = _Watch(storage, place)
+    return _asked.watch.stop
 
 
 # -- crashes -------------------------------------------------------------------------------------------------------

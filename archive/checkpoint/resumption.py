@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,12 +19,11 @@ from archive.index import (
     KnownEpisode,
     LiveRuns,
     Resume,
-    Snapshot,
     Stream,
     Unfinished,
     chains,
 )
-from archive.log import Commit, ForkedFrom, Origin, read_of, tablefiles
+from archive.log import Commit, ForkedFrom, read_of, tablefiles
 from archive.read import Episodes
 from archive.saved import Part
 from archive.steps import Steps, places, row_codes
@@ -34,46 +33,12 @@ from archive.tables import NO_ENV
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from archive.checkpoint.checkpoints import Checkpoint
+
 _ROW = ("episode_id", "session", "rank", "sequence", "episode_start", "length", "return", "metadata", "last")
 
 
-class Held(Protocol):
-    """Where pieces lie that a buffer is to hold: `live` has the stream of each run; `index` their episodes, and
-    `whole_index` all that are there."""
-
-    @property
-    def live(self) -> pa.Table: ...
-    @property
-    def index(self) -> EpisodeIndex: ...
-    @property
-    def whole_index(self) -> EpisodeIndex: ...
-    @property
-    def snapshot(self) -> Snapshot: ...
-
-
-class Source(Held, Protocol):
-    """A checkpoint, as far as a resume needs it."""
-
-    @property
-    def located(self) -> Steps: ...
-    @property
-    def run(self) -> str: ...
-    @property
-    def world_size(self) -> int: ...
-    @property
-    def number(self) -> int: ...
-    @property
-    def seen(self) -> int: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def replay_saved(self) -> bool: ...
-    @property
-    def origin(self) -> Origin | None: ...
-    def staged(self, rank: int) -> Part: ...
-
-
-def same_rank(source: Source, rank: int) -> Resume:
+def same_rank(source: Checkpoint, rank: int) -> Resume:
     """What a rank goes on from in a world of the same size: all as it was."""
     about = source.staged(rank).index.buffers
     if not source.replay_saved:
@@ -94,7 +59,7 @@ def same_rank(source: Source, rank: int) -> Resume:
     return Resume(rank, source.world_size, source.run, buffers, *taken)
 
 
-def holders(source: Source) -> dict[str, int]:
+def holders(source: Checkpoint) -> dict[str, int]:
     """Episode id -> the rank that has it live, the first if several have steps of it."""
     ranks = source.live["rank"].to_numpy()[source.located["run"]]
     return first_ranks(source.index, source.index.episode_of_row[source.located.stream], ranks)
@@ -108,8 +73,17 @@ def first_ranks(index: EpisodeIndex, episodes: Ints, ranks: Ints) -> dict[str, i
     return dict(zip(names, ranks[first[known]].tolist(), strict=True))
 
 
+@dataclass(frozen=True)
+class HeldSegments:
+    """Rows of the segments table that a buffer is to hold, each a run of its own; `live`: the streams of these."""
+
+    index: EpisodeIndex
+    whole_index: EpisodeIndex
+    live: pa.Table
+
+
 def take_over(
-    source: Held, pieces: Steps, env: Ints, position: Ints, next_positions: Mapping[int, int],
+    source: Checkpoint | HeldSegments, pieces: Steps, env: Ints, position: Ints, next_positions: Mapping[int, int],
     opened: Mapping[int, str], *, to_close: Sequence[str] = (),
 ) -> BufferResume:  # fmt: skip
     """A buffer that holds these pieces at these places; `opened`: env id -> id of the episode that is open there."""
@@ -118,14 +92,16 @@ def take_over(
         raise CorruptManifestError("live steps belong to an episode that was replaced; run `archive verify`")
     distinct = list(dict.fromkeys(numbers.tolist()))
     unfinished = sorted({*opened.values(), *to_close})
-    begins, bare = _begins(source, pieces, env, position)
+    begins, bare = _begins(source.index, pieces, env, position)
     known = _known(source.index, distinct, begins, unfinished)
-    known += _without_pieces(source, [name for name in unfinished if name not in {one.id for one in known}])
+    if elsewhere := [name for name in unfinished if name not in {one.id for one in known}]:
+        whole = source.whole_index  # open episodes of which no step is held may be anywhere in the segments table
+        known += _known(whole, _numbers_of(whole, elsewhere), {}, elsewhere)
     at = {one.id: i for i, one in enumerate(known)}
     bare = {place for place, number in enumerate(distinct) if number in bare}
     known = _without_live_steps(known, bare, {at[name]: e for e, name in opened.items()}, next_positions)
-    streams, codes = _streams(source, pieces)
-    starts = source.snapshot.columns(["position"])["position"].to_numpy()[pieces.stream] + pieces.lo
+    streams, codes = _streams(source.live, pieces)
+    starts = source.index.snapshot.columns(["position"])["position"].to_numpy()[pieces.stream] + pieces.lo
     place = {number: i for i, number in enumerate(distinct)}
     episode = np.array([place[int(n)] for n in numbers], np.int64)
     runs = LiveRuns(env, position, pieces.length, episode, codes, starts)
@@ -135,31 +111,22 @@ def take_over(
     )  # fmt: skip
 
 
-def _without_pieces(source: Held, ids: Sequence[str]) -> list[KnownEpisode]:
-    """Open episodes of which no step is held: they may be anywhere in the segments table."""
-    if not ids:
-        return []
-    numbers = _numbers_of(source.whole_index, ids)
-    return _known(source.whole_index, [numbers[name] for name in ids], {}, ids)
-
-
-def _numbers_of(index: EpisodeIndex, ids: Sequence[str]) -> dict[str, int]:
-    found = np.flatnonzero(index.mask(episode_id=list(ids)))
-    names = index.column("episode_id").take(found).to_pylist()
-    out = dict(zip(names, found.tolist(), strict=True))
-    missing = [i for i in ids if i not in out]
-    if missing:
+def _numbers_of(index: EpisodeIndex, ids: list[str]) -> list[int]:
+    """The numbers of open episodes in an index that must have them."""
+    found = np.flatnonzero(index.mask(episode_id=ids))
+    numbers = dict(zip(index.column("episode_id").take(found).to_pylist(), found.tolist(), strict=True))
+    if missing := [name for name in ids if name not in numbers]:
         raise PartialCheckpointError(f"open episode {missing[0]!r} is not in the segments table; run `archive verify`")
-    return out
+    return [numbers[name] for name in ids]
 
 
 def _begins(
-    source: Held, pieces: Steps, env: Ints, position: Ints
+    index: EpisodeIndex, pieces: Steps, env: Ints, position: Ints
 ) -> tuple[dict[int, tuple[int, int]], set[int]]:  # fmt: skip
     """Number of an episode -> the env row of its earliest steps that are live, and where in it the episode begins; and
     the numbers of those that have none."""
-    start = source.snapshot.columns(["episode_start"])["episode_start"].to_numpy()[pieces.stream] + pieces.lo
-    number, bare = source.index.episode_of_row[pieces.stream], pieces.length == 0
+    start = index.snapshot.columns(["episode_start"])["episode_start"].to_numpy()[pieces.stream] + pieces.lo
+    number, bare = index.episode_of_row[pieces.stream], pieces.length == 0
     order = np.lexsort((start, bare))
     out: dict[int, tuple[int, int]] = {}
     for n, e, begin in zip(*(of[order].tolist() for of in (number, env, position - start)), strict=True):
@@ -177,7 +144,10 @@ def _known(
     out = []
     for number, row, first in zip(numbers, rows, begun, strict=True):
         e, begin = begins.get(number, (-1, 0))
-        rest = _unfinished(row) if row["episode_id"] in unfinished else None
+        rest = None
+        if row["episode_id"] in unfinished:
+            address = chains.address(row["session"], row["rank"], row["sequence"])
+            rest = Unfinished(address, row["return"], jsontree.loads(row["metadata"]) if row["metadata"] else {})
         stored, broken = row["episode_start"] + row["length"], not row["last"] and rest is None
         out.append(KnownEpisode(row["episode_id"], e, begin, stored, not first, broken, rest))
     return out
@@ -195,15 +165,9 @@ def _without_live_steps(
     return out
 
 
-def _unfinished(row: dict[str, Any]) -> Unfinished:
-    metadata = jsontree.loads(row["metadata"]) if row["metadata"] else {}
-    address = chains.address(row["session"], row["rank"], row["sequence"])
-    return Unfinished(address, row["return"], metadata)
-
-
-def _streams(source: Held, pieces: Steps) -> tuple[list[Stream], Ints]:
+def _streams(live: pa.Table, pieces: Steps) -> tuple[list[Stream], Ints]:
     """The streams that the pieces lie in, and each piece's place among them."""
-    live = source.live.select(["session", "stream_rank", "stream_env"])
+    live = live.select(["session", "stream_rank", "stream_env"])
     stream = row_codes(live)[0][pieces["run"]]
     numbers, first = np.unique(stream, return_index=True)
     names = live.take(pieces["run"][first]).to_pylist()
@@ -307,9 +271,6 @@ def _forked(found: Resume, run: str | None) -> Resume:
     return replace(found, run=run, forked_from=ForkedFrom(found.run, found.name, found.checkpoint))
 
 
-_STREAM = ["session", "rank", "env_id"]
-
-
 @dataclass(frozen=True)
 class Holding:
     """One rank's buffer that holds these episodes, one after the other: `arc.writer(resume=Holding(...))`."""
@@ -328,25 +289,8 @@ class Holding:
         at = np.cumsum(taken) - taken
         pieces = Steps(found.rows, found.lo, found.hi, follows=("position",), run=place, position=at)
         env: Ints = np.full(len(place), NO_ENV, np.int64)
-        source = _HeldSegments(self.episodes.episode_index, self.episodes.reader.snapshot, found.rows)
+        index, snapshot = self.episodes.episode_index, self.episodes.reader.snapshot
+        live = snapshot.take(found.rows, ["session", "rank", "env_id"])
+        source = HeldSegments(index, index, live.rename_columns(["session", "stream_rank", "stream_env"]))
         held = take_over(source, pieces, env, at, {NO_ENV: int(taken.sum())}, {})
-        return Resume(
-            self.rank, self.world_size, self.run, {self.buffer: held}, self.episodes.reader.snapshot.commit.number
-        )
-
-
-@dataclass(frozen=True)
-class _HeldSegments:
-    """Rows of the segments table, each a run of its own."""
-
-    index: EpisodeIndex
-    snapshot: Snapshot
-    rows: Ints
-
-    @property
-    def whole_index(self) -> EpisodeIndex:
-        return self.index
-
-    @property
-    def live(self) -> pa.Table:
-        return self.snapshot.take(self.rows, _STREAM).rename_columns(["session", "stream_rank", "stream_env"])
+        return Resume(self.rank, self.world_size, self.run, {self.buffer: held}, snapshot.commit.number)

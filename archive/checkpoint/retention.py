@@ -1,16 +1,19 @@
-"""Pure, no I/O: which checkpoints of a run are to be retained, and why. Letting go of the others is not done here."""
+"""Which checkpoints of a run are to be retained, and why. Letting go of the others is not done here."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple, Self
 
-from archive.base import MOST_S, UsageError, seconds_of, written
+from archive.base import MOST_S, CorruptManifestError, UsageError, jsontree, seconds_of, written
 from archive.log import KeepRule
+from archive.store import Storage
 
+_COMMIT = re.compile(r"commits/[0-9]{6}/([0-9]{9,})\.json")
 DIRECTIONS = ("max", "min")
 
 
@@ -49,10 +52,9 @@ class Keep:
     @property
     def rule(self) -> KeepRule:
         """The policy as a commit has it."""
-        metric, direction, count = self._best_of
-        best: Any = None if self.best is None else (metric, direction)  # the direction was checked
+        best: Any = self.best or ()  # checked, so that the direction is there, and how many if that is not one
         within_s = None if self.within is None else _seconds(self.within)
-        return KeepRule(self.last, self.every, best, count if count > 1 else None, within_s)
+        return KeepRule(self.last, self.every, best[:2] or None, best[2] if best[2:] else None, within_s)
 
     @classmethod
     def of(cls, rule: KeepRule | None) -> Self:
@@ -61,11 +63,6 @@ class Keep:
             return cls()
         best: Any = rule.best if rule.best is None or rule.best_count is None else (*rule.best, rule.best_count)
         return cls(rule.last, rule.every, best, None if rule.within_s is None else written(min(rule.within_s, MOST_S)))
-
-    @property
-    def ages(self) -> bool:
-        """True if it asks how old a checkpoint is."""
-        return self.within is not None
 
     def kept(self, candidates: Sequence[Candidate], now: datetime | None = None) -> list[int]:
         """The commits of those to retain, oldest first. now: by the clock of the store, as `made` is."""
@@ -99,7 +96,8 @@ class Keep:
     def _by_value(self, ordered: Sequence[Candidate]) -> Iterator[tuple[int, str]]:
         if self.best is None:
             return
-        metric, direction, count = self._best_of
+        best: Any = (*self.best, 1)
+        metric, direction, count = best[:3]
         sign = 1 if direction == "max" else -1
         scored = [
             (sign * c.metrics[metric], c.commit) for c in ordered if not math.isnan(c.metrics.get(metric, math.nan))
@@ -108,25 +106,56 @@ class Keep:
         for _, commit in sorted(scored, reverse=True)[:count]:
             yield commit, f"{word} {metric}" if count == 1 else f"one of the {count} of {word} {metric}"
 
-    @property
-    def _best_of(self) -> tuple[str, str, int]:
-        """Metric, direction and how many."""
-        if self.best is None:
-            return "", DIRECTIONS[0], 0
-        metric, *rest = self.best
-        count = rest[-1] if isinstance(rest[-1], int) else 1
-        return metric, rest[0] if isinstance(rest[0], str) else DIRECTIONS[0], count
-
     def __str__(self) -> str:
         given = ((name, getattr(self, name)) for name in ("last", "every", "within", "best"))
         return f"Keep({', '.join(f'{name}={value!r}' for name, value in given if value is not None)})"
+
+
+@dataclass(frozen=True)
+class Clock:
+    """What the store says: its time now, and when it got each commit; a host's own clock may be off by days.
+    Empty: nobody asked."""
+
+    now: datetime | None = None
+    made: Mapping[int, datetime] = field(default_factory=dict)
+
+
+def read_clock(storage: Storage, keep: Keep) -> Clock:
+    """Ask the store, which lists the commits, if the policy asks how old a checkpoint is."""
+    if keep.within is None:
+        return Clock()
+    found = ((_COMMIT.fullmatch(one.key), one.modified) for one in storage.scan("commits"))
+    made = {int(match[1]): modified for match, modified in found if match}
+    return Clock(storage.clock("commits"), made)
+
+
+def candidates(rows: Iterable[Mapping[str, Any]], clock: Clock) -> list[Candidate]:
+    """The whole ones among these rows of the checkpoints table, with the facts that a policy asks of them."""
+    out = []
+    for row in rows:
+        if row["whole"]:
+            metrics = jsontree.loads(row["metrics"] or "{}")
+            if not isinstance(metrics, dict) or not all(isinstance(value, (int, float)) for value in metrics.values()):
+                raise CorruptManifestError(
+                    f"the row of checkpoint {row['commit']} in the checkpoints table has metrics "
+                    f"{row['metrics']!r:.80}, which are not numbers by name; run `archive verify`"
+                )
+            out.append(Candidate(row["commit"], row["step"], metrics, clock.made.get(row["commit"])))
+    return out
 
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def best_of(text: str) -> Any:
+def keep_of(last: int | None, every: int | None, within: str | None, best: str | None) -> Keep | None:
+    """The policy that options say; None without any. best: as METRIC[:min|max][:N]."""
+    if all(given is None for given in (last, every, within, best)):
+        return None
+    return Keep(last, every, None if best is None else _best_of(best), within)
+
+
+def _best_of(text: str) -> Any:
     """METRIC[:min|max][:N] as `Keep(best=)` has it: "loss:min:3", "return:3". The metric may have colons, too."""
     parts = text.split(":")
     ending: list[str | int] = []

@@ -108,7 +108,7 @@ class Saver:
     def _reported(self, pending: Pending, work: Callable[[], Checkpoint]) -> Checkpoint:
         try:
             made = work()
-            pending.waits_no_more()
+            pending.waiting_for = ()
             pending.tell("committed", commit=made.number)
         except BaseException as error:
             pending.tell("failed", error=str(error))
@@ -159,7 +159,11 @@ class Saver:
             if request.partial:
                 made = commit_present(self._log, joint, pending.staged)
             else:
-                made = self._join(pending, joint, timeout_s)
+                part = shutdown.LAST_PART if pending.in_shutdown else shutdown.EARLIER_PART
+                made = join(
+                    self._log, joint, pending.staged, timeout_s=timeout_s, given_up=pending.attempt.hurry.is_set,
+                    ending=lambda grace_s: shutdown.process.passed(part, grace_s), absent=pending.waits_for,
+                )  # fmt: skip
         if request.save_replay:
             for losses, counts in pending.losses:
                 losses.reported(counts)
@@ -172,13 +176,6 @@ class Saver:
         _log_left_out(checkpoint.record)
         return checkpoint
 
-    def _join(self, pending: Pending, joint: Joint, timeout_s: float) -> Commit:
-        part = shutdown.LAST_PART if pending.in_shutdown else shutdown.EARLIER_PART
-        return join(
-            self._log, joint, pending.staged, timeout_s=timeout_s, given_up=pending.attempt.hurry.is_set,
-            ending=lambda grace_s: shutdown.process.passed(part, grace_s), absent=pending.waits_for,
-        )  # fmt: skip
-
     def all_staged(self, pending: Pending) -> bool:
         """Look once whether all ranks have staged their part of it."""
         joint = Joint(self._place, pending.request.name, pending.request.ordinal)
@@ -186,14 +183,14 @@ class Saver:
 
     def surface(self) -> None:
         """Raise the error of the last checkpoint, or of what came after it, if nobody has seen it."""
-        if self._pending is not None and (error := self._pending.unseen_error()):
+        if (error := self._unseen_error()) is not None:
             raise error
-        if (failed := self._take_failed()) is not None:
-            raise failed
 
-    def _take_failed(self) -> BaseException | None:
-        failed, self._then_failed = self._then_failed, None
-        return failed
+    def _unseen_error(self) -> BaseException | None:
+        error = None if self._pending is None else self._pending.unseen_error()
+        if error is None:
+            error, self._then_failed = self._then_failed, None
+        return error
 
     def settle(self) -> None:
         """Wait until no checkpoint is under way; raise the last one's error if nobody has seen it."""
@@ -216,8 +213,7 @@ class Saver:
         if self._pending is not None:
             self.begin(self._pending)
         self._thread.shutdown(wait=True)
-        unseen = None if self._pending is None else self._pending.unseen_error()
-        return unseen or self._take_failed()
+        return self._unseen_error()
 
 
 def _log_left_out(made: CheckpointRecord) -> None:

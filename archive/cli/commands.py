@@ -11,41 +11,52 @@ import click
 from archive.base import ArchiveError, UsageError, __version__
 from archive.cli.output import cell
 
-COMMANDS = {  # name: module and function; the order of --help
-    "demo": "demo:demo",
-    "info": "contents:info",
-    "ls": "contents:ls",
-    "episodes": "contents:episodes",
-    "show": "contents:show",
-    "sample": "contents:sample",
-    "log": "contents:log",
-    "ledger": "contents:ledger",
-    "checkpoints": "checkpoints:checkpoints",
-    "diff": "checkpoints:diff",
-    "plan": "checkpoints:plan",
-    "reshard": "transfer:reshard",
-    "request-checkpoint": "checkpoints:request_checkpoint",
-    "tails": "checkpoints:tails",
-    "recover": "checkpoints:recover",
-    "merge": "transfer:merge",
-    "split": "transfer:split",
-    "filter": "transfer:filter_",
-    "view": "viewer:view",
-    "export": "exchange:export",
-    "import": "exchange:import_",
-    "compact": "transfer:compact",
-    "label": "upkeep:label",
-    "labels": "upkeep:labels",
-    "tag": "upkeep:tag",
-    "tags": "upkeep:tags",
-    "forget": "upkeep:forget",
-    "undo": "upkeep:undo",
-    "restore": "upkeep:restore",
-    "prune": "upkeep:prune",
-    "verify": "upkeep:verify",
-    "repair": "upkeep:repair",
-    "policy": "upkeep:policy",
+GROUPS = {  # name: module and function; in the order of --help
+    "Look": {
+        "demo": "demo:demo",
+        "info": "contents:info",
+        "ls": "contents:ls",
+        "episodes": "contents:episodes",
+        "show": "contents:show",
+        "sample": "contents:sample",
+        "log": "contents:log",
+        "ledger": "contents:ledger",
+        "view": "viewer:view",
+    },
+    "Checkpoints and runs": {
+        "checkpoints": "checkpoints:checkpoints",
+        "diff": "checkpoints:diff",
+        "plan": "checkpoints:plan",
+        "request-checkpoint": "checkpoints:request_checkpoint",
+        "tails": "checkpoints:tails",
+        "recover": "checkpoints:recover",
+    },
+    "Keep and let go": {
+        "label": "upkeep:label",
+        "labels": "upkeep:labels",
+        "tag": "upkeep:tag",
+        "tags": "upkeep:tags",
+        "forget": "upkeep:forget",
+        "undo": "upkeep:undo",
+        "restore": "upkeep:restore",
+        "prune": "upkeep:prune",
+    },
+    "Move data": {
+        "reshard": "transfer:reshard",
+        "merge": "transfer:merge",
+        "split": "transfer:split",
+        "filter": "transfer:filter_",
+        "export": "exchange:export",
+        "import": "exchange:import_",
+    },
+    "Maintain": {
+        "verify": "upkeep:verify",
+        "repair": "upkeep:repair",
+        "compact": "transfer:compact",
+        "policy": "upkeep:policy",
+    },
 }
+COMMANDS = {name: place for group in GROUPS.values() for name, place in group.items()}
 DEBUG = "archive.debug"  # key in the context's meta: whether tracebacks are wanted
 
 
@@ -77,6 +88,14 @@ class Commands(click.Group):
         module, _, name = COMMANDS[cmd_name].partition(":")
         command: click.Command = getattr(import_module(f"archive.cli.{module}"), name)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        longest = max(map(len, COMMANDS))
+        for title, group in GROUPS.items():
+            with formatter.section(title):
+                found = ((f"{name:<{longest}}", self.get_command(ctx, name)) for name in group)
+                most = formatter.width - longest - 6
+                formatter.write_dl([(name, one.get_short_help_str(most)) for name, one in found if one is not None])
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

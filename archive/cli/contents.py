@@ -84,9 +84,9 @@ def ls(target: Target, where: str | None) -> None:
         return
     wanted = None if where is None else _shards_of(arc, where)
     rows = [
-        {"shard": i, "url": arc.shard_url(key)} | counts
-        for i, (key, counts) in enumerate(_shard_counts(arc).items())
-        if wanted is None or key in wanted
+        counts | {"shard": i, "url": arc.shard_url(counts["shard"])}
+        for i, counts in enumerate(_shard_counts(arc))
+        if wanted is None or counts["shard"] in wanted
     ]
     target.table(rows, SHARD)
 
@@ -115,17 +115,17 @@ def _shards_of(arc: Archive, where: str) -> set[str]:
     return {name for name in table["shard"].cast("string").to_pylist() if name is not None}
 
 
-def _shard_counts(arc: Archive) -> dict[str, dict[str, Any]]:
-    """Shard -> what the segments table says of it, in the order in which they were written."""
+def _shard_counts(arc: Archive) -> list[dict[str, Any]]:
+    """The shards, in the order in which they were written, and what the segments table says of each."""
     table = arc.snapshot.columns(("shard", "length", "session", "rank", "commit"))
     out: dict[str, dict[str, Any]] = {}
     for row in table.to_pylist():
-        shard, length = row.pop("shard"), row.pop("length")
-        if shard is not None:
-            counts = out.setdefault(shard, {"steps": 0, "segments": 0, **row})
+        length = row.pop("length")
+        if row["shard"] is not None:
+            counts = out.setdefault(row["shard"], {"steps": 0, "segments": 0, **row})
             counts["steps"] += length
             counts["segments"] += 1
-    return out
+    return list(out.values())
 
 
 @click.command()
@@ -173,7 +173,8 @@ def ledger(target: Target, name: str | None, run: str, checkpoint: str | None, t
     """What became of prompts: how many keys are drawn, started, sealed, trained, dropped."""
     views = _ledgers(target.open(), name, run, checkpoint)
     if not to_reissue:
-        target.table([_standing(view) for view in views], STANDING)
+        todo = [{"to_reissue": len(view.to_reissue()), "to_train": len(view.to_train())} for view in views]
+        target.table([{"ledger": v.name, **v.counts, **more} for v, more in zip(views, todo, strict=True)], STANDING)
         return
     rows = [{"ledger": view.name, **one._asdict()} for view in views for one in view.to_reissue()]
     target.answer(rows, lambda: output.say("\n".join(f"{json.dumps(row['key'])} {row['sibling']}" for row in rows)))
@@ -186,11 +187,6 @@ def _ledgers(arc: Archive, name: str | None, run: str, checkpoint: str | None) -
     saved = None if checkpoint is None else named_checkpoint(arc, checkpoint, run)
     names = arc.ledgers if name is None else [name]
     return [arc.ledger(one, run) if saved is None else saved.ledger(one) for one in names]
-
-
-def _standing(view: LedgerView) -> dict[str, Any]:
-    todo = {"to_reissue": len(view.to_reissue()), "to_train": len(view.to_train())}
-    return {"ledger": view.name, **view.counts, **todo}
 
 
 SHOWN = (
@@ -251,20 +247,12 @@ def episodes(
 
 
 def _in_short(row: dict[str, Any]) -> dict[str, Any]:
-    low, high = row["update_count_min"], row["update_count_max"]
-    updates = None if low is None else _span((low, high + 1))
-    return row | {
-        "weights": row["model_weights_uuids"] or None,
-        "updates": updates,
-        "metadata": row["metadata"] or None,
-    }
+    updates, weights = _between(row["update_count_min"], row["update_count_max"]), row["model_weights_uuids"] or None
+    return row | {"weights": weights, "updates": updates, "metadata": row["metadata"] or None}
 
 
-def _span(updates: tuple[int, int] | None) -> str | None:
-    """A half-open range as people say it."""
-    if updates is None:
-        return None
-    return str(updates[0]) if updates[1] == updates[0] + 1 else f"{updates[0]} to {updates[1] - 1}"
+def _between(low: int | None, high: int | None) -> str | None:
+    return None if low is None else str(low) if low == high else f"{low} to {high}"
 
 
 @click.command()
@@ -282,7 +270,8 @@ def show(target: Target, episode_id: str, names: tuple[str, ...], start: int, st
     about = {name.replace("total_reward", "return"): getattr(episode, name) for name in ABOUT}
 
     def show() -> None:
-        known = about | {"update_counts": _span(episode.update_counts)}
+        counts = episode.update_counts
+        known = about | {"update_counts": counts and _between(counts[0], counts[1] - 1)}
         output.facts({name: value for name, value in known.items() if value not in (None, {}, [])})
         _print_fields(episode)
         _print_values(values, start)
@@ -337,6 +326,7 @@ def sample(
     """Load trajectories and draw a batch of transitions once.
     A URL ending in rank_3 means rank 3 of the archive above."""
     from archive.adapters.rlinf import buffer as rlinf
+    from archive.views import frames
 
     place = rlinf.where(target.url)
     arc = target.open(url=place.root)
@@ -347,7 +337,7 @@ def sample(
     batch, draw = _measured(arc, lambda: held.sample(num_chunks, replace=replace))
     fields = [
         {"field": path, "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
-        for path, value in _leaves(batch)
+        for path, value in frames.leaves(batch)
     ]
     drawn = max((field["shape"][0] for field in fields), default=0)  # less than asked for, where there is less
     about = {"source": source, **held.get_stats(), "num_chunks": drawn, "load": load, "sample": draw}
@@ -387,11 +377,3 @@ def _measured(arc: Archive, work: Any) -> tuple[Any, dict[str, Any]]:
     made = work()
     used = arc.io_stats() - before
     return made, {"seconds": time.perf_counter() - started, "requests": used.requests, "bytes": used.bytes_in}
-
-
-def _leaves(nest: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in nest.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{path}{key}/")
-        else:
-            yield path + key, value

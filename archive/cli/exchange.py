@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,19 +21,12 @@ if TYPE_CHECKING:
     from archive import Archive, Checkpoint, Episode, Episodes
 
 
-class Format(NamedTuple):
-    """What an adapter reads and writes: its module, and whether it takes checkpoints or episodes."""
-
-    module: str
-    unit: str
-
-
-ADAPTERS = {
-    "rlinf": Format("rlinf", "checkpoint"),
-    "alf": Format("alf", "checkpoint"),
-    "minari": Format("minari", "dataset"),
-    "lerobot": Format("lerobot", "dataset"),
-    "d3rlpy": Format("npz", "dataset"),
+ADAPTERS = {  # the module of each, and whether it takes checkpoints or episodes
+    "rlinf": ("rlinf", "checkpoint"),
+    "alf": ("alf", "checkpoint"),
+    "minari": ("minari", "dataset"),
+    "lerobot": ("lerobot", "dataset"),
+    "d3rlpy": ("npz", "dataset"),
 }
 OURS = {"run", "storage_options", "fields"}  # have options of their own
 adapter_option = click.option(
@@ -42,24 +35,19 @@ adapter_option = click.option(
 )  # fmt: skip
 
 
-def adapter(verb: str, name: str, given: tuple[str, ...]) -> Callable[..., Any]:
-    """The function of an adapter that exports or imports, once it is known to take the options given;
-    else UsageError."""
-    module = import_module(f"archive.adapters.{ADAPTERS[name].module}")
-    found: Callable[..., Any] = getattr(module, f"{verb}_{ADAPTERS[name].unit}")
-    parameters, wanted = inspect.signature(found).parameters.values(), set(of_pairs(given))
-    known = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} - OURS
-    passes_on = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    unknown = sorted(wanted & OURS if passes_on else wanted - known)
+def adapter(target: Target, verb: str, name: str, given: tuple[str, ...]) -> Callable[..., Any]:
+    """The function of an adapter that exports or imports, with the options that were given and those of the storage.
+    UsageError if it does not take these."""
+    module, unit = ADAPTERS[name]
+    found: Callable[..., Any] = getattr(import_module(f"archive.adapters.{module}"), f"{verb}_{unit}")
+    options, parameters = of_pairs(given), inspect.signature(found).parameters
+    known = {p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY} - OURS
+    passes_on = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    unknown = sorted(options.keys() & OURS if passes_on else options.keys() - known)
     if unknown:
         raise UsageError(f"--set {unknown[0]}: {verb} of {name} takes {', '.join(sorted(known)) or 'no options'}")
-    return found
-
-
-def stores_of(function: Callable[..., Any], target: Target) -> dict[str, Any]:
-    """The storage options, for a function that takes them."""
-    takes = "storage_options" in inspect.signature(function).parameters
-    return {"storage_options": target.storage_options} if takes else {}
+    stores = {"storage_options": target.storage_options} if "storage_options" in parameters else {}
+    return partial(found, **options, **stores)
 
 
 @click.command("import")
@@ -76,7 +64,7 @@ def import_(target: Target, sources: tuple[str, ...], name: str, run: str, given
     """
     if len(sources) > 1 and name != "alf":
         raise UsageError(f"{name} has one source, not {len(sources)}; import them one after the other")
-    read = adapter("import", name, given)
+    read = adapter(target, "import", name, given)
     with _made_if_need_be(target) as arc:
         if run in arc.head.runs and not yes:
             raise UsageError(
@@ -84,8 +72,7 @@ def import_(target: Target, sources: tuple[str, ...], name: str, run: str, given
                 "done: give another --run, or add --yes"
             )
         with bar(f"import {name}", [arc]):
-            source = list(sources) if len(sources) > 1 else sources[0]
-            made = read(source, arc, run=run, **stores_of(read, target), **of_pairs(given))
+            made = read(list(sources) if len(sources) > 1 else sources[0], arc, run=run)
     about = {
         "checkpoint": made.name, "commit": made.number, "step": made.step, "ranks": made.world_size,
         "episodes": len(made.episodes),
@@ -182,31 +169,26 @@ def _to_plain_files(
     target: Target, to: str, name: str, given: tuple[str, ...], *, yes: bool, fields: tuple[str, ...], **how: Any
 ) -> None:
     import resharding
+    from archive.store import Storage
 
     if of_pairs(given):
         raise UsageError(f"--set is for adapters; {name} has none")
     arc = target.open()
     episodes = _chosen(arc, **how)
-    there = _present(to, name, target.storage_options)
+    files = Storage.connect(to, target.storage_options).list("")
+    there = sum(file.startswith("part-") and file.endswith(f".{name}") for file in files)
     if there and not yes:
         raise UsageError(
             f"{to} has {there} files, some of which would be replaced by those of {len(episodes)} episodes; nothing "
             "was done: give another folder, or add --yes"
         )
     with bar(f"export {name}", [arc]) as advance:
-        files = resharding.export(
+        made = resharding.export(
             episodes, to, format=name, fields=list(fields) or None, storage_options=target.storage_options,
             progress=advance,
         )  # fmt: skip
-    about = {"to": to, "format": name, "episodes": len(episodes), "files": files}
-    target.answer(about, f"{len(episodes)} episodes are in {len(files)} files at {to}")
-
-
-def _present(to: str, name: str, options: Mapping[str, Any]) -> int:
-    """The number of files there that an export may replace."""
-    from archive.store import Storage
-
-    return sum(n.startswith("part-") and n.endswith(f".{name}") for n in Storage.connect(to, dict(options)).list(""))
+    about = {"to": to, "format": name, "episodes": len(episodes), "files": made}
+    target.answer(about, f"{len(episodes)} episodes are in {len(made)} files at {to}")
 
 
 def _chosen(
@@ -225,30 +207,21 @@ def _to_system(
     from archive.adapters import Report
 
     arc = target.open()
-    write = adapter("export", name, given)
-    options: dict[str, Any] = {**stores_of(write, target), **of_pairs(given)}
-    if ADAPTERS[name].unit == "checkpoint":
-        source: Any = _checkpoint(arc, name, fields, **how)
+    write = adapter(target, "export", name, given)
+    if ADAPTERS[name][1] == "dataset":
+        source: Any = _chosen(arc, **how)
+        write = partial(write, fields=list(fields)) if fields else write
+    elif fields:
+        raise UsageError(f"--field is for formats of episodes; {name} takes a checkpoint whole")
+    elif how["where"] or how["weights"]:
+        raise UsageError(f"{name} takes a checkpoint whole: leave out --where and --weights, or `archive filter` first")
     else:
-        source = _chosen(arc, **how)
-        options |= {"fields": list(fields)} if fields else {}
+        source = named_checkpoint(arc, how["checkpoint"], how["run"], replay=True)
     with bar(f"export {name}", [arc]):
-        made = write(source, to, **options)
+        made = write(source, to)
     report = f": {made}" if isinstance(made, Report) else ""
     about = {"to": to, "format": name, "source": str(source)}
     target.answer(about | ({"report": str(made)} if report else {}), f"{source} was written to {to} for {name}{report}")
-
-
-def _checkpoint(
-    arc: Archive, name: str, fields: tuple[str, ...], checkpoint: str | None, run: str | None, where: str | None,
-    weights: tuple[str, ...],
-) -> Any:  # fmt: skip
-    """The checkpoint that is exported whole."""
-    if fields:
-        raise UsageError(f"--field is for formats of episodes; {name} takes a checkpoint whole")
-    if where or weights:
-        raise UsageError(f"{name} takes a checkpoint whole: leave out --where and --weights, or `archive filter` first")
-    return named_checkpoint(arc, checkpoint, run, replay=True)
 
 
 BEST = "best"  # the episode of the greatest return, where none has this id
@@ -266,8 +239,12 @@ def page_of(
     nothing of that name.
     """
     if world_size:
+        import resharding
+
         _refuse(how, "plan")
-        return _of_plan(arc, what, run, world_size, filter=where, allow_missing=allow_missing)
+        checkpoint = _shown(arc, what, run, "checkpoint")
+        made = resharding.plan(checkpoint, world_size, filter=where, allow_missing=allow_missing, tails="ignore")
+        return f"plan of {checkpoint.name} for {world_size} ranks", made.to_html()
     if run is not None:
         arc.runs[run]  # a run that is not there is an error of its own
     found = arc.episodes.filter(where=where, model_weights_uuid=weights or None, run=run)
@@ -288,14 +265,6 @@ def page_of(
     checkpoint = _shown(arc, what, run, "episode or checkpoint")
     _refuse(how, "checkpoint")
     return f"checkpoint {checkpoint.name}", checkpoint.to_html()
-
-
-def _of_plan(arc: Archive, name: str, run: str | None, world_size: int, **how: Any) -> tuple[str, str]:
-    import resharding
-
-    checkpoint = _shown(arc, name, run, "checkpoint")
-    plan = resharding.plan(checkpoint, world_size, tails="ignore", **how)  # whoever looks commits nothing
-    return f"plan of {checkpoint.name} for {world_size} ranks", plan.to_html()
 
 
 def _refuse(how: Mapping[str, Any], kind: str) -> None:

@@ -91,11 +91,10 @@ _SINGLE_WRITER = click.option(
 )
 
 
-def _number_or_tag(ctx: click.Context, param: click.Parameter, text: str | None) -> int | str | None:
-    return int(text) if text and text.isdecimal() else text
-
-
-_COMMIT = click.option("--commit", callback=_number_or_tag, metavar="N|TAG", help="As of that commit.")
+_COMMIT = click.option(
+    "--commit", metavar="N|TAG", help="As of that commit.",
+    callback=lambda ctx, param, text: int(text) if text and text.isdecimal() else text,
+)  # fmt: skip
 _OF_TARGET = ("url", "commit", "as_json", "deadline_s", "allow_bases", "single_writer")
 
 
@@ -205,15 +204,11 @@ def meeting(condition: str | None, table: pa.Table) -> pa.Table:
 
     from archive.index import expressions
 
-    plain = pa.table({n: table[n].cast("string") if _is_coded(table[n].type) else table[n] for n in table.column_names})
+    columns = {name: table[name] for name in table.column_names}
+    coded = {n for n, c in columns.items() if pa.types.is_dictionary(c.type) and pa.types.is_string(c.type.value_type)}
+    plain = pa.table({name: column.cast("string") if name in coded else column for name, column in columns.items()})
     expression, _ = expressions.parse(condition, table.column_names)
     try:
         return plain.filter(expression)
     except pa.ArrowException as e:
         raise UsageError(f"the condition {condition} cannot be applied to these columns: {e}") from e
-
-
-def _is_coded(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_dictionary(kind)) and bool(pa.types.is_string(kind.value_type))

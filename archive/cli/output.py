@@ -28,14 +28,9 @@ PROSE_WIDTH = 30
 Row = Mapping[str, Any]
 
 
-def say(text: str) -> None:
-    """Print text, whatever names it holds: the one way in which commands do."""
-    click.echo(plaintext.visible(text))
-
-
-def warn(text: str) -> None:
-    """Print a warning beside what was asked for, on stderr."""
-    click.echo(f"warning: {plaintext.visible(text)}", err=True)
+def say(text: str, *, err: bool = False) -> None:
+    """Print text, whatever names it holds: the one way in which commands do. err: beside what was asked for."""
+    click.echo(plaintext.visible(text), err=err)
 
 
 def as_json(document: Any) -> None:

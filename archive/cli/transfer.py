@@ -115,7 +115,7 @@ def reshard(target: Target, world_size: int, to: str, copy: bool, verify: bool, 
 @click.option("--yes", is_flag=True, help="Do it; without this, say what would be done.")
 @on_archive(time_travel=False, writes=True)
 def compact(target: Target, min_alive: float, min_full: float, yes: bool) -> None:
-    """Write live steps anew, close together, that lie thinly in their shards or in many small ones. Deletes nothing."""
+    """Rewrite sparsely used and small shards into full ones. The old ones stay until `archive prune`."""
     import resharding
     from resharding.transfer import compactable
 

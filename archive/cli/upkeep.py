@@ -15,7 +15,6 @@ from archive.cli.options import Target, limit, named_checkpoint, of_pairs, of_ru
 from archive.cli.output import bar
 
 if TYPE_CHECKING:
-    from archive import Keep
     from archive.maintain import Report, UpkeepPlan
 
 YES = click.option("--yes", is_flag=True, help="Do it; without this, say what would be done.")
@@ -27,7 +26,7 @@ YES = click.option("--yes", is_flag=True, help="Do it; without this, say what wo
 def verify(target: Target, deep: bool) -> None:
     """Check commits, tables, staged states and shards against their checksums, and tables against each other.
 
-    So is what was journaled since the newest checkpoints: what of it is damaged is a warning. What no commit names is
+    It also checks what was journaled since the newest checkpoints; damage there is a warning. What no commit names is
     noted, with what it would have been.
 
     Exit code 1 if something is wrong; 2 if nothing is,
@@ -141,24 +140,17 @@ def forget(
     target: Target, keep_last: int | None, keep_every: int | None, keep_within: str | None, keep_best: str | None,
     ids: tuple[str, ...], yes: bool, **asked: Any,
 ) -> None:  # fmt: skip
-    """Let go of checkpoints and episodes, by one commit. Deletes nothing; `archive undo` takes it back.
+    """Expire checkpoints and episodes, by one commit. Deletes nothing; `archive undo` takes it back.
 
     What stays whatever is asked: the newest of each run and what its job goes on with, what tags name, what other
     archives refer to, and episodes that a checkpoint that stays holds.
     """
-    keep = _keep(keep_last, keep_every, keep_within, keep_best)
+    from archive.checkpoint import keep_of
+
+    keep = keep_of(keep_last, keep_every, keep_within, keep_best)
     plan = target.open().forget(keep, ids=ids or None, dry_run=not yes, **asked)
     ending = "nothing is to be forgotten" if plan.empty else "nothing is forgotten yet: add --yes to do it"
     target.answer(plan.to_json(), lambda: _show_plan(plan, "" if plan.made or plan.obstacles else ending))
-
-
-def _keep(last: int | None, every: int | None, within: str | None, best: str | None) -> Keep | None:
-    """The policy that the options say; None without any."""
-    from archive.checkpoint import Keep, best_of
-
-    if all(given is None for given in (last, every, within, best)):
-        return None
-    return Keep(last, every, None if best is None else best_of(best), within)
 
 
 def _show_plan(plan: UpkeepPlan, ending: str) -> None:
@@ -196,7 +188,7 @@ def undo(target: Target, yes: bool) -> None:
 @click.option("--commit", "number", type=int, required=True, metavar="N", help="Go back to this commit.")
 @YES
 def restore(target: Target, number: int, yes: bool) -> None:
-    """Make the archive as it was as of a commit, by one more. Whoever writes now can no longer commit."""
+    """Restore an earlier commit as a new one. Whoever writes now can no longer commit."""
     arc = target.open()
     if not yes:
         since = arc.head.number - number
@@ -285,7 +277,7 @@ def tags(target: Target) -> None:
 @where("Of the episodes that meet it, as in 'return > 10'.")
 @click.option("--by", metavar="WHO", help="Who says it.")
 def label(target: Target, labels: tuple[str, ...], ids: tuple[str, ...], where: str | None, by: str | None) -> None:
-    """Say something of episodes: `archive label URL --id e1 success=true`.
+    """Set labels on episodes: `archive label URL --id e1 success=true`.
 
     VALUE may be JSON; null takes a label back. The newest of a key counts, all others are kept.
     """
@@ -306,7 +298,7 @@ def label(target: Target, labels: tuple[str, ...], ids: tuple[str, ...], where: 
 @limit("How many rows, of the newest; 0 for all.")
 @on_archive()
 def labels(target: Target, limit: int) -> None:
-    """All that was said of episodes, oldest first; what counts is in `archive episodes`."""
+    """The label history, oldest first; `archive episodes` has the values that count."""
     from archive.base import jsontree
 
     table = target.open().labels

@@ -53,14 +53,15 @@ def view(
     """
     from archive.view import Settings, alone, serve
 
-    arc, settings = target.open(), Settings(read_only, _labels(file), by or _user(), tokenizer)
+    who = by or os.environ.get("USER") or os.environ.get("USERNAME")
+    arc, settings = target.open(), Settings(read_only, _labels(file), who, tokenizer)
     with _until_told(), serve(arc, host=host, port=port, settings=settings) as viewer:
         place = f"#{at.removeprefix('#')}" if at else ""
         url = viewer.url + place
         target.answer({"url": url}, f"{url}\nshows {target.url} until Ctrl-C")
         sys.stdout.flush()
         if not alone(host):
-            output.warn("other machines can come in, with this URL; nothing is encrypted on the way")
+            output.say("warning: other machines can come in, with this URL; nothing is encrypted on the way", err=True)
         if not no_browser and _desktop():
             webbrowser.open(viewer.url_once() + place)
         viewer.wait()
@@ -87,10 +88,6 @@ def _labels(file: str | None) -> tuple[dict[str, Any], ...]:
         return labels_of(json.loads(Path(file).read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError) as e:
         raise UsageError(f"--labels {file} cannot be read as JSON: {e}") from e
-
-
-def _user() -> str | None:
-    return os.environ.get("USER") or os.environ.get("USERNAME")
 
 
 def _desktop() -> bool:

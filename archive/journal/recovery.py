@@ -16,12 +16,12 @@ import numpy as np
 
 from archive import tables
 from archive.base import SupersededError, at_once, logger
-from archive.checkpoint import Checkpoint, Joint, checkpoint_at, commit_recovered
-from archive.index import ByWriter, Later, Snapshot, chains
+from archive.checkpoint import Checkpoint, Checkpoints, Joint, commit_recovered
+from archive.index import ByWriter, Snapshot, chains
 from archive.journal import tails
 from archive.journal.tails import RankTail
 from archive.ledger import taken_back
-from archive.log import Commit, CommitLog, Lineage, Mark, Place, Recovered, RunEntry, Tail
+from archive.log import Commit, CommitLog, Lineage, Place, Recovered, RunEntry, Tail
 from archive.observe import operation
 from archive.saved import (
     FOLDED,
@@ -169,12 +169,9 @@ class RecoveryBase:
     @classmethod
     def of(cls, storage: Storage, head: Commit, entry: RunEntry, found: Mapping[int, RankTail]) -> Self:
         """Of a run whose tails were read."""
-
-        def at(mark: Mark) -> Checkpoint:
-            return checkpoint_at(storage, head, mark.commit, mark.manifest, Later(storage, head))
-
+        every = Checkpoints(storage, head)
         replay, newest = (
-            at(mark) if mark is not None and mark.session == entry.session else None
+            every.at_commit(mark.commit, mark.manifest) if mark is not None and mark.session == entry.session else None
             for mark in (entry.latest_replay, entry.latest)
         )
         if replay is not None and newest is not None and replay.number == newest.number:
@@ -184,7 +181,7 @@ class RecoveryBase:
         resumed = entry.resumed_from.commit if said is None and entry.resumed_from is not None else said
         if replay is not None:
             return cls(entry.session, replay, True, newest or replay, resumed, ordinal)
-        origin = None if resumed is None else checkpoint_at(storage, head, resumed, None, Later(storage, head))
+        origin = None if resumed is None else every.at_commit(resumed)
         held = origin if origin is not None and origin.replay_saved else None
         return cls(entry.session, held, False, newest or origin, resumed, ordinal)
 

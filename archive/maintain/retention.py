@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from archive.base import MissingObjectError, NotFoundError, UsageError, jsontree
-from archive.checkpoint import Candidate, Clock, Keep, read_clock
+from archive.base import MissingObjectError, NotFoundError, UsageError
+from archive.checkpoint import Keep, candidates, read_clock
 from archive.log import Commit, Mark, RunEntry, read_of, tablefiles
 from archive.maintain.plans import CheckpointFate
 from archive.maintain.tags import read_tags
@@ -97,10 +97,13 @@ def fates(storage: Storage, head: Commit, asked: ForgetRequest) -> list[Checkpoi
             f"there is no run {asked.run!r} at {storage.url}; its runs: {', '.join(head.runs) or 'none'}"
         )
     if asked.keep is not None:
-        clock = read_clock(storage) if asked.keep.ages else Clock()
-        for run in dict.fromkeys(row["run"] for row in rows):
+        clock = read_clock(storage, asked.keep)
+        for run in dict.fromkeys(row["run"] for row in rows):  # each by itself: one cannot push out another's
             mine = [row for row in rows if row["run"] == run]
-            for commit, why in _wanted(mine, asked.keep, clock, is_meant=asked.run in (None, run)):
+            wanted = {row["commit"]: [OTHER_RUN] for row in mine}
+            if asked.run in (None, run):
+                wanted = asked.keep.reasons(candidates(mine, clock), clock.now)
+            for commit, why in wanted.items():
                 reasons[commit] += why
         _check_wants(rows, asked, reasons)
     for commit, reason in (*_newest(rows, head), *_resumed(storage, rows, head), *_tagged(storage, rows, head)):
@@ -111,19 +114,6 @@ def fates(storage: Storage, head: Commit, asked: ForgetRequest) -> list[Checkpoi
 def _fate(row: Row, reasons: tuple[str, ...]) -> CheckpointFate:
     given = {name: row[name] for name in _COLUMNS if name != "metrics"}
     return CheckpointFate(**given, reasons=reasons)
-
-
-def _wanted(rows: list[Row], keep: Keep, clock: Clock, *, is_meant: bool) -> Iterator[tuple[int, list[str]]]:
-    """The reasons of the policy in one run: in each by itself, so that one cannot push out another's."""
-    if not is_meant:
-        yield from ((row["commit"], [OTHER_RUN]) for row in rows)
-        return
-    candidates = [
-        Candidate(row["commit"], row["step"], jsontree.loads(row["metrics"] or "{}"), clock.made.get(row["commit"]))
-        for row in rows
-        if row["whole"]
-    ]
-    yield from keep.reasons(candidates, clock.now).items()
 
 
 def _check_wants(rows: list[Row], asked: ForgetRequest, reasons: Reasons) -> None:

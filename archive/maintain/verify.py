@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import numpy as np
 
 from archive.base import ArchiveError, CorruptManifestError, FieldError, layout
-from archive.checkpoint import Checkpoint, checkpoint_at
+from archive.checkpoint import Checkpoint, Checkpoints
 from archive.index import METADATA, ByWriter, EpisodeIndex, ShardIndex, Snapshot, chains, checkpoint_places, chunkindex
 from archive.journal import Tails, tails
 from archive.log import Commit, FileRef, commits, sessions, tablefiles
@@ -231,7 +231,7 @@ class _Verification:
         self._checkpoint(number, manifest).groups  # noqa: B018
 
     def _checkpoint(self, number: int, manifest: int | None) -> Checkpoint:
-        return checkpoint_at(self._storage, self._head, number, manifest, self._snapshot.later)
+        return Checkpoints(self._storage, self._head, later=self._snapshot.later).at_commit(number, manifest)
 
     def at_episodes(self) -> None:
         """No episode may be put together from branches that exclude each other, or go on from another one or itself; no

@@ -19,7 +19,7 @@ from archive.observe.meters import BOUNDS_S, FAMILIES, OPERATION, Family, Metric
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation
-    from opentelemetry.trace import Span as OpenSpan
+    from opentelemetry.trace import Span
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,12 +30,12 @@ _NAME = "archive"
 class Operation:
     """`with operation("checkpoint", run="main") as done:`; `seconds` is how long it has taken."""
 
-    __slots__ = ("_began", "_current", "_name", "_span")
+    __slots__ = ("_began", "_name", "_scope", "_span")
 
     def __init__(self, name: str, about: dict[str, Value], current: bool) -> None:
-        self._current = current
         self._name = name
         self._span = begin(name, about)
+        self._scope = _scope(self._span) if current and self._span is not None else None
         self._began = time.perf_counter()
 
     @property
@@ -45,11 +45,11 @@ class Operation:
     def note(self, **about: Value) -> None:
         """Say more of it to who traces: counts and names, nothing secret."""
         if self._span is not None:
-            self._span.note(about)
+            _note(self._span, about)
 
     def __enter__(self) -> Self:
-        if self._span is not None and self._current:
-            self._span.enter()
+        if self._scope is not None:
+            self._scope.__enter__()
         return self
 
     def __exit__(
@@ -60,8 +60,10 @@ class Operation:
         add_time(self._name, seconds)
         if error is not None:
             add("archive.operation.failures", 1, operation=self._name)
+        if self._scope is not None:
+            self._scope.__exit__(None, None, None)
         if self._span is not None:
-            self._span.end(error)
+            _end(self._span, error)
         record(self._name, seconds)
 
 
@@ -87,37 +89,6 @@ def timed(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return wrap
 
 
-class Span:
-    """A span that has begun, to be entered and ended by the same thread."""
-
-    def __init__(self, span: OpenSpan) -> None:
-        self._span = span
-        self._current: AbstractContextManager[OpenSpan] | None = None
-
-    def enter(self) -> None:
-        """Make it the parent of those that begin within it."""
-        from opentelemetry import trace
-
-        current = trace.use_span(self._span, record_exception=False, set_status_on_exception=False)
-        current.__enter__()
-        self._current = current
-
-    def note(self, about: Mapping[str, Value]) -> None:
-        """Set attributes."""
-        for name, value in about.items():
-            self._span.set_attribute(f"{_NAME}.{name}", one_line(value) if isinstance(value, str) else value)
-
-    def end(self, error: BaseException | None) -> None:
-        """End it; with an error, as failed."""
-        if error is not None:
-            from opentelemetry.trace import StatusCode
-
-            self._span.set_status(StatusCode.ERROR, type(error).__name__)
-        if self._current is not None:
-            self._current.__exit__(None, None, None)
-        self._span.end()
-
-
 def begin(name: str, about: Mapping[str, Value]) -> Span | None:
     """A span, where somebody traces."""
     if "opentelemetry.trace" not in sys.modules:
@@ -127,9 +98,30 @@ def begin(name: str, about: Mapping[str, Value]) -> Span | None:
     provider = trace.get_tracer_provider()
     if isinstance(provider, trace.ProxyTracerProvider):  # what stands in until one is set
         return None
-    span = Span(provider.get_tracer(_NAME, __version__).start_span(f"{_NAME}.{name}"))
-    span.note(about)
+    span = provider.get_tracer(_NAME, __version__).start_span(f"{_NAME}.{name}")
+    _note(span, about)
     return span
+
+
+def _note(span: Span, about: Mapping[str, Value]) -> None:
+    for name, value in about.items():
+        span.set_attribute(f"{_NAME}.{name}", one_line(value) if isinstance(value, str) else value)
+
+
+def _scope(span: Span) -> AbstractContextManager[Span]:
+    """The block in which a span is the parent of those that begin."""
+    from opentelemetry import trace
+
+    return trace.use_span(span, record_exception=False, set_status_on_exception=False)
+
+
+def _end(span: Span, error: BaseException | None) -> None:
+    """End a span; with an error, as failed."""
+    if error is not None:
+        from opentelemetry.trace import StatusCode
+
+        span.set_status(StatusCode.ERROR, type(error).__name__)
+    span.end()
 
 
 _measured: tuple[MeterProvider, Histogram] | None = None

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import archive
 import resharding
 from archive import tables
-from archive.checkpoint.livesteps import LiveSteps
-from archive.index import Snapshot, chains
+from archive.checkpoint import Checkpoint
+from archive.index import chains
 from archive.log import Commit, FileRef, RunEntry, tablefiles
 from archive.log.records import CheckpointRecord, Lineage, StagedObject
 from archive.maintain import verify
@@ -111,7 +111,7 @@ def stored(kind: str, rows: list[Row]) -> FileRef:
 # -- the comparison ----------------------------------------------------------------------------------------------------
 
 
-class Whole(LiveSteps):
+class Whole(Checkpoint):
     """Without the newest files alone."""
 
     @property
@@ -119,7 +119,7 @@ class Whole(LiveSteps):
         return self.whole_index
 
 
-def seen(held: LiveSteps) -> Any:
+def seen(held: Checkpoint) -> Any:
     """All that it says, with rows by their addresses."""
     table = held.index.snapshot.columns(["session", "rank", "sequence"]).to_pylist()
     names = [chains.address(*row.values()) for row in table]
@@ -138,8 +138,8 @@ def seen(held: LiveSteps) -> Any:
 @given(checkpoints())
 def test_the_newest_files_tell_the_same_as_the_whole_table(made: tuple[Commit, list[Row]]) -> None:
     commit, rows = made
-    held = LiveSteps(Snapshot(STORAGE, commit), commit)
-    assert seen(held) == seen(Whole(Snapshot(STORAGE, commit), commit))
+    held = Checkpoint(STORAGE, commit)
+    assert seen(held) == seen(Whole(STORAGE, commit))
     event("part of the table" if held.index.snapshot.rows < len(rows) else "the whole table")
 
 
@@ -200,7 +200,7 @@ def test_a_live_step_that_no_file_has_is_damage() -> None:
     ck = ring(12).checkpoints.latest
     assert ck is not None
     files = ck.commit.files("segments")
-    held = LiveSteps(Snapshot(ck.snapshot.storage, Commit("x", segments=files[:-1])), ck.commit)
+    held = Checkpoint(ck.snapshot.storage, ck.commit, Commit("x", segments=files[:-1]))
     with pytest.raises(archive.errors.CorruptManifestError, match="of which only 5 are in"):
         _ = held.located
 

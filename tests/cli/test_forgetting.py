@@ -8,7 +8,7 @@ import pytest
 
 import archive
 from archive import Keep
-from archive.checkpoint import best_of
+from archive.checkpoint import keep_of
 from tests.support.commands import call, document, printed
 from tests.support.letting_go import Ring
 
@@ -72,8 +72,7 @@ def test_each_way_to_keep(ring: Path) -> None:
     [("a", ("a", "max")), ("a:min", ("a", "min")), ("a:3", ("a", 3)), ("a:b:min:3", ("a:b", "min", 3))],
 )
 def test_the_best_as_text(text: str, best: tuple[str, ...]) -> None:
-    assert best_of(text) == best
-    assert Keep(best=best_of(text)).best
+    assert keep_of(None, None, None, text) == Keep(best=best)
 
 
 def test_restore_asks_first(ring: Path) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 
 import click
 
-from archive.cli.commands import COMMANDS, main
+from archive.cli.commands import GROUPS, main
 from archive.tables.declared import TABLES, TableColumn
 from tests.support.documents import PAGES
 from tests.support.places import ROOT
@@ -36,13 +36,15 @@ WORDS = {  # for the types of columns
 
 
 def reference() -> str:
-    """A section a command: how to call it, what it does, and the options of its own."""
+    """A section a command, by groups: how to call it, what it does, and the options of its own."""
     sections = []
     with click.Context(main, info_name="archive") as context:
-        for name in COMMANDS:
-            command = main.get_command(context, name)
-            assert command is not None
-            sections.append(_section(command, name, context))
+        for title, group in GROUPS.items():
+            sections.append(f"## {title}")
+            for name in group:
+                command = main.get_command(context, name)
+                assert command is not None
+                sections.append(_section(command, name, context))
     return "\n\n".join(sections)
 
 

@@ -51,13 +51,10 @@ def forgetting(shown: Shown, query: Query) -> Reply:
 
 def _keep(query: Query) -> Keep | None:
     """The policy that is asked for; None for none. UsageError for what is none."""
-    from archive.checkpoint import Keep, best_of
+    from archive.checkpoint import keep_of
 
     last, every = query.number("last", 0) or None, query.number("every", 0) or None
-    within, best = query.text("within").strip() or None, query.text("best").strip()
-    if not (last or every or within or best):
-        return None
-    return Keep(last, every, best_of(best) if best else None, within)
+    return keep_of(last, every, query.text("within").strip() or None, query.text("best").strip() or None)
 
 
 def _command(query: Query) -> str:
