@@ -13,16 +13,7 @@ import numpy as np
 
 from archive.arrays import Ints
 from archive.base import ArchiveError, CorruptManifestError, PartialCheckpointError, UsageError, jsontree, logger, size
-from archive.index import (
-    BufferResume,
-    EpisodeIndex,
-    KnownEpisode,
-    LiveRuns,
-    Resume,
-    Stream,
-    Unfinished,
-    chains,
-)
+from archive.index import BufferResume, EpisodeIndex, KnownEpisode, LiveRuns, Resume, Stream, Unfinished, chains
 from archive.log import Commit, ForkedFrom, read_of, tablefiles
 from archive.read import Episodes
 from archive.saved import Part

@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
@@ -23,38 +22,34 @@ if TYPE_CHECKING:
     from archive.checkpoint import Checkpoint
     from archive.store import IOStats
 
-ENVS, LENGTH, KEPT, NEW = (
-    4,
-    120,
-    100,
-    6,
-)  # env rows a rank, steps each has made and still holds, steps after the resume
+Steps = dict[str, Any]
+ENVS, LENGTH, KEPT, NEW = 4, 120, 100, 6  # env rows a rank, steps each has made and still holds, steps after the resume
 
 
-@dataclass
 class Ranks:
     """A run of its own in the archive: its name, and what its ranks have written."""
 
-    url: str
-    storage_options: Mapping[str, Any]
-    single_writer: bool = False
-    run: str = field(default_factory=lambda: f"demo-{secrets.token_hex(3)}")
-    cost: list[IOStats] = field(default_factory=list)
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.run = f"demo-{secrets.token_hex(3)}"
+        self.cost: list[IOStats] = []
 
     def all(self, world_size: int, work: Callable[..., dict[str, Any]]) -> list[dict[str, Any]]:
-        """What `work` gives on every rank; the ranks run at the same time."""
-        how = {"storage_options": dict(self.storage_options), "single_writer": self.single_writer}
-        with self._pool(world_size) as pool:
-            jobs = [pool.submit(work, self.url, how, self.run, r, world_size) for r in range(world_size)]
+        """What `work` gives on every rank; the ranks run at the same time.
+
+        They are processes; threads where the store lives in this one, or no other may write there.
+        """
+        url, alone = self._target.url, self._target.single_writer
+        how = {"storage_options": self._target.storage_options, "single_writer": alone}
+        if alone or url.startswith("memory:"):
+            executor: Executor = ThreadPoolExecutor(world_size)
+        else:
+            executor = ProcessPoolExecutor(world_size, mp_context=get_context("spawn"))
+        with executor as pool:
+            jobs = [pool.submit(work, url, how, self.run, r, world_size) for r in range(world_size)]
             results = [job.result() for job in jobs]
         self.cost += [result["cost"] for result in results]
         return results
-
-    def _pool(self, count: int) -> Executor:
-        """Processes; threads where the store lives in this one, or no other may write there."""
-        if self.single_writer or self.url.startswith("memory:"):
-            return ThreadPoolExecutor(count)
-        return ProcessPoolExecutor(count, mp_context=get_context("spawn"))
 
 
 def steps_of(rank: int, first: int, stop: int) -> dict[str, Any]:
@@ -129,7 +124,6 @@ def account(
     return len(after), wanted, bool(sound and len(now) == len(np.unique(now)) == wanted)
 
 
-Steps = dict[str, Any]
 WEIGHTS, EPISODES_EACH, UPDATES_BETWEEN = 3, 8, 100
 SAVED_BY, RESUMED_BY = 4, 3
 STEPS = (
@@ -215,26 +209,28 @@ def _demand(holds: bool, what: str) -> None:
 
 
 def _demand_equal(found: Steps, wanted: Steps, where: str) -> None:
-    _demand(found.keys() == wanted.keys(), f"{where} has fields {sorted(found)}, not {sorted(wanted)}")
-    for name, value in wanted.items():
-        if isinstance(value, dict):
-            _demand_equal(found[name], value, f"{where}/{name}")
-        else:
-            same = found[name].dtype == value.dtype and found[name].tobytes() == value.tobytes()
-            _demand(same, f"{where}/{name} differs from what was written")
+    from archive.views import frames
+
+    read, written = dict(frames.leaves(found)), dict(frames.leaves(wanted))
+    _demand(read.keys() == written.keys(), f"{where} has fields {sorted(read)}, not {sorted(written)}")
+    for name, value in written.items():
+        same = read[name].dtype == value.dtype and read[name].tobytes() == value.tobytes()
+        _demand(same, f"{where}/{name} differs from what was written")
 
 
 def run(target: Target) -> tuple[str, list[dict[str, Any]]]:
     """The archive's URL, and all steps: what each did, how long it took, what it cost."""
     archives: list[Archive] = []
-    ranks = Ranks(target.url, target.storage_options, target.single_writer)
+    ranks = Ranks(target)
 
     def opened(**how: Any) -> Archive:
         archives.append(target.open(**how))
         return archives[-1]
 
     def cost() -> dict[str, int]:
-        return _sum([*(arc.io_stats() for arc in archives), *ranks.cost])
+        stats = [*(arc.io_stats() for arc in archives), *ranks.cost]
+        sums = (sum(s.requests for s in stats), sum(s.bytes_out for s in stats), sum(s.bytes_in for s in stats))
+        return dict(zip(COSTS, sums, strict=True))
 
     rows, before, began = [], cost(), time.perf_counter()
     happened = itertools.chain(in_one_process(opened), in_many_processes(opened, ranks))
@@ -243,11 +239,6 @@ def run(target: Target) -> tuple[str, list[dict[str, Any]]]:
         rows.append({"step": step, "did": did, "seconds": seconds} | {name: now[name] - before[name] for name in COSTS})
         before, began = now, time.perf_counter()
     return archives[0].url, rows
-
-
-def _sum(stats: Sequence[IOStats]) -> dict[str, int]:
-    counts = (sum(s.requests for s in stats), sum(s.bytes_out for s in stats), sum(s.bytes_in for s in stats))
-    return dict(zip(COSTS, counts, strict=True))
 
 
 @click.command()

@@ -157,11 +157,16 @@ def _page(
         raise UsageError("--html takes a checkpoint's name itself, and no --set; a plan no --weights")
     if file is None:
         raise UsageError("--html wants a file to write: add --output FILE")
+    arc, path = target.open(), None if "://" in file else local_path(file, "--output")
+    if path is not None and (not path.parent.is_dir() or path.is_dir()):
+        raise UsageError(f"--output {file} is no file in a folder that is there: make the folder, or give another")
+    place, options = (file, target.storage_options) if path is None else (str(path), {})
+    if file_exists(place, options) and not replace:
+        raise UsageError(f"{file} is there; nothing was done: give another --output, or add --yes to replace it")
     choice = {name: how[name] for name in ("run", "where", "weights", "world_size", "allow_missing")}
     of_episode = {"fields": list(how["fields"]), "max_bytes": how["max_bytes"], "tokenizer": how["tokenizer"]}
-    arc, write = target.open(), page_writer(file, target.storage_options, replace=replace)
     title, text = page_of(arc, what, **choice, **{name: value for name, value in of_episode.items() if value})
-    write(text.encode())
+    write_file(place, text.encode(), storage_options=options)  # whole or not at all
     target.answer({"to": file, "format": "html", "source": title}, f"{title} is in {file}")
 
 
@@ -291,17 +296,3 @@ def _shown(arc: Archive, name: str, run: str | None, kind: str) -> Checkpoint:
         raise NotFoundError(
             f"there is no {kind} {name!r} at {arc.url}; `archive episodes` and `archive checkpoints` list them"
         ) from None
-
-
-def page_writer(file: str, storage_options: Mapping[str, Any], *, replace: bool) -> Callable[[bytes], None]:
-    """What writes a page to a path, or a URL that the storage options open: whole or not at all.
-
-    UsageError if that is no place for a page, or something is there that is not to be replaced.
-    """
-    path = None if "://" in file else local_path(file, "--output")
-    if path is not None and (not path.parent.is_dir() or path.is_dir()):
-        raise UsageError(f"--output {file} is no file in a folder that is there: make the folder, or give another")
-    place, options = (file, storage_options) if path is None else (str(path), {})
-    if file_exists(place, options) and not replace:
-        raise UsageError(f"{file} is there; nothing was done: give another --output, or add --yes to replace it")
-    return partial(write_file, place, storage_options=options)

@@ -106,19 +106,15 @@ def repair(target: Target, yes: bool) -> None:
         target.answer(asdict(done), f"commit {done.commit} now changes nothing{kept}")
         return
     try:
-        number = maintain.damaged_commit(storage)
+        number, they = maintain.damaged_commit(storage), "it"
+        what = f"an empty commit in the place of the damaged commit {number}, and keep its bytes beside"
     except (UsageError, NotFoundError):
         if not (gone := maintain.missing_commits(storage)):
             raise
-        text = f"would put empty commits in the place of those that are missing, {gone.start} to {gone.stop - 1}; "
-        text += "what only they made visible stays in the store, unseen. Stop all writers, then add --yes"
-        target.answer({"commit": gone.stop - 1, "kept_as": None}, text)
-        return
-    text = (
-        f"would put an empty commit in the place of the damaged commit {number}, and keep its bytes beside; what only "
-        "it made visible stays in the store, unseen. Stop all writers, then add --yes"
-    )
-    target.answer({"commit": number, "kept_as": None}, text)
+        number, they = gone.stop - 1, "they"
+        what = f"empty commits in the place of those that are missing, {gone.start} to {number}"
+    text = f"would put {what}; what only {they} made visible stays in the store, unseen"
+    target.answer({"commit": number, "kept_as": None}, f"{text}. Stop all writers, then add --yes")
 
 
 @click.command()
