@@ -68,7 +68,7 @@ _LAZY = {  # name -> the room, or the facade's module, that has it
     "Archive": "facade",
     "Buffer": "write",
     "Checkpoint": "checkpoint",
-    "Commit": "manifest",
+    "Commit": "log",
     "Episode": "read",
     "Episodes": "read",
     "Keep": "checkpoint",
