@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from archive.datasets.batches import Padded, as_kind, collate
-from archive.datasets.datasets import EpisodeDataset, StepDataset, WindowDataset, feed_of
-from archive.datasets.items import tensors
+from archive.datasets.batches import Padded, as_kind, collate, tensors
+from archive.datasets.datasets import EpisodeDataset, Feed, JoinedDataset, StepDataset, WindowDataset, join
 from archive.datasets.loaders import Loader, loader
 from archive.datasets.mixes import Mix, mix
-from archive.datasets.streams import EpisodeStream, JoinedDataset, StepStream, StreamDataset, WindowStream, join
+from archive.datasets.streams import EpisodeStream, StepStream, StreamDataset, WindowStream
 
 __all__ = [
     "EpisodeDataset",
     "EpisodeStream",
+    "Feed",
     "JoinedDataset",
     "Loader",
     "Mix",
@@ -23,7 +23,6 @@ __all__ = [
     "WindowStream",
     "as_kind",
     "collate",
-    "feed_of",
     "join",
     "loader",
     "mix",

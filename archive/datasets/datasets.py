@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self, TypedDict, Unpack
 
@@ -20,7 +19,7 @@ from torch.utils.data import Dataset
 from archive.arrays import Ints, fresh, group_of, offsets_of, spans
 from archive.base import ColumnError, NotFoundError, UsageError, cached_property
 from archive.checkpoint import MAIN_BUFFER, Checkpoint
-from archive.datasets.items import Collation, Items, filled, first_row, row_of, spread
+from archive.datasets.batches import Items, concatenated, filled, spread
 from archive.fields import FieldSpec, Path, Ragged, ShardSchema, derived, mapped, put, to_tensors
 from archive.read import Bounds, Empty, Episodes, Gather, Selection, derivations, sizes
 
@@ -59,7 +58,7 @@ class EpisodeDataset(Dataset[Any]):
         transform: Transform | None = None,
         cache_bytes: int | None = None,
     ) -> None:
-        feed = feed_of(episodes)
+        feed = Feed(episodes)
         self.episodes: Episodes = feed.episodes
         self.derive = derived.parse(derive)
         self.transform = transform
@@ -83,7 +82,7 @@ class EpisodeDataset(Dataset[Any]):
         found = self._renumbered(self._read_together(numbers, starts, stops), np.repeat(numbers, counts))
         whole = self._whole(to_tensors(found), counts)
         plain = whole if self.transform is None else None
-        return Items(len(numbers), lambda i: self._finished(row_of(whole, i)), whole=plain)
+        return Items(len(numbers), lambda i: self._finished(mapped(whole, lambda leaf: _row(leaf, i))), whole=plain)
 
     def _read_together(self, numbers: Ints, starts: Ints, stops: Ints) -> dict[str, Any]:
         """Steps [starts, stops) of episodes, end to end, in memory that `_empty` makes."""
@@ -101,7 +100,10 @@ class EpisodeDataset(Dataset[Any]):
         each = derivations.read(self.episodes, numbers, starts, stops, self._selection, self.derive, self._bounds)
         parts = zip(each, numbers, (stops - starts).tolist(), strict=True)
         nests = [self._shaped(to_tensors(self._renumbered(d, np.full(n, number))), n) for d, number, n in parts]
-        return Items(len(nests), lambda i: self._finished(nests[i]), collation=self._collation)
+        ragged, opaque = self._odd_fields
+        return Items(
+            len(nests), lambda i: self._finished(nests[i]), ragged=ragged, opaque=opaque, varying=self._varying
+        )
 
     def keeping(self, steps: float) -> Self:
         """The same items; unless cache_bytes was given, the chunks of about so many steps are kept."""
@@ -149,13 +151,13 @@ class EpisodeDataset(Dataset[Any]):
         return self.episodes.schemas
 
     @cached_property
-    def _collation(self) -> Collation:
-        """In items of varying length, all fields of one row a step are ragged."""
+    def _odd_fields(self) -> tuple[frozenset[Path], frozenset[Path]]:
+        """Fields that are ragged in a batch, which in items of varying length all of one row a step are; and JSON."""
         specs = [spec for one in self._schemas for spec in self._selection.specs(one).values()]
         axes = ("step", "offset", "ragged") if self._varying else ("ragged",)
         ragged = {s.path for s in specs if s.axis in axes and s.dtype != "json"}
         ragged |= {d.name for d in self.derive if self._varying}
-        return Collation(frozenset(ragged), frozenset(s.path for s in specs if s.dtype == "json"), self._varying)
+        return frozenset(ragged), frozenset(s.path for s in specs if s.dtype == "json")
 
     @property
     def _wanted(self) -> list[Selection]:
@@ -256,11 +258,19 @@ class StepDataset(WindowDataset):
         super().__init__(episodes, 1, fields=fields, **reading)
 
     def _shaped(self, nest: dict[str, Any], steps: int) -> dict[str, Any]:
-        out: dict[str, Any] = mapped(nest, first_row)
+        out: dict[str, Any] = mapped(nest, _first_row)
         return out
 
     def _whole(self, nest: dict[str, Any], counts: Ints) -> dict[str, Any]:
         return nest
+
+
+def fetch(dataset: Any, items: Ints) -> Sequence[Any]:
+    """Some items of a map-style dataset, in one read where it can."""
+    if hasattr(dataset, "__getitems__"):
+        found: Sequence[Any] = dataset.__getitems__(items.tolist())
+        return found
+    return [dataset[i] for i in items.tolist()]
 
 
 def checked(indices: Sequence[int], count: int) -> Ints:
@@ -277,6 +287,20 @@ def _rows(gather: Gather, numbers: Ints, starts: Ints, stops: Ints, empty: Empty
     return gather.rows(np.repeat(numbers, counts), spans(starts, counts), empty=empty)
 
 
+def _row(leaf: Any, i: int) -> Any:
+    """An array that torch has no dtype for, and lists, are indexed as tensors are."""
+    if not isinstance(leaf, Ragged):
+        return leaf[i]
+    stop = int(leaf.lengths[: i + 1].sum())
+    return leaf.values[stop - int(leaf.lengths[i]) : stop]
+
+
+def _first_row(leaf: Any) -> Any:
+    """The first row of a leaf that has rows, else the leaf."""
+    rows = isinstance(leaf, list) or (isinstance(leaf, (torch.Tensor, np.ndarray)) and leaf.ndim)
+    return leaf[0] if rows and len(leaf) else leaf
+
+
 def _same_fields(found: Sequence[dict[Path, FieldSpec]]) -> bool:
     kinds = {(path, s.axis, s.dtype, s.shape) for specs in found for path, s in specs.items()}
     return bool(found and found[0]) and len(kinds) == len(found[0]) and all(map(_plain, found[0].values()))
@@ -286,62 +310,119 @@ def _plain(spec: FieldSpec) -> bool:
     return spec.axis == "step" and spec.dtype not in ("str", "json") and spec.dtype[1:2] != "U"
 
 
+# -- several datasets as one -------------------------------------------------------------------------------------------
+
+
+class JoinedDataset(Dataset[Any]):
+    """Several map-style datasets as one: the items of the first, then those of the next. Made by `join(...)`."""
+
+    def __init__(self, datasets: Sequence[Any]) -> None:
+        self.datasets = list(datasets)
+        self._offsets = offsets_of(np.array([len(d) for d in self.datasets], np.int64))
+
+    def __len__(self) -> int:
+        return int(self._offsets[-1])
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    @property
+    def steps_per_item(self) -> float:
+        steps = sum(len(d) * float(getattr(d, "steps_per_item", 1)) for d in self.datasets)
+        return steps / max(1, len(self))
+
+    def keeping(self, steps: float) -> JoinedDataset:
+        """The same items; each dataset keeps the chunks of about so many steps."""
+        return JoinedDataset([d.keeping(steps) if hasattr(d, "keeping") else d for d in self.datasets])
+
+    @property
+    def keeps_chunks(self) -> bool:
+        return all(getattr(d, "keeps_chunks", False) for d in self.datasets)
+
+    def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
+        """The items of a batch: one read for each dataset that has some of them."""
+        items = checked(indices, len(self))
+        owner = group_of(self._offsets, items)
+        places = [np.flatnonzero(owner == i) for i in range(len(self.datasets))]
+        some = [(i, where) for i, where in enumerate(places) if len(where)]
+        parts = [fetch(self.datasets[i], items[where] - self._offsets[i]) for i, where in some]
+        back = np.argsort(np.concatenate([where for _, where in some]), kind="stable") if some else items
+        return _joined(parts, back)
+
+
+def join(*datasets: Any) -> JoinedDataset:
+    """Several datasets, of several archives say, as one: for a DataLoader, `archive.torch.loader` or a stream."""
+    if not datasets:
+        raise UsageError("join needs at least one dataset")
+    return JoinedDataset(datasets)
+
+
+def _joined(parts: Sequence[Sequence[Any]], back: Ints) -> Sequence[Any]:
+    """The items of several reads, in the order asked for."""
+    every = [(part, i) for part in parts for i in range(len(part))]
+    wholes = [getattr(part, "whole", None) for part in parts]
+    whole = None
+    if wholes and all(w is not None for w in wholes):
+        index = torch.from_numpy(back)
+        whole = mapped(concatenated(wholes), lambda rows: rows[index])
+    own = [part for part in parts if isinstance(part, Items)]
+    ragged, opaque = (frozenset[Path]().union(*(getattr(one, name) for one in own)) for name in ("ragged", "opaque"))
+    order = [every[i] for i in back.tolist()]
+    return Items(
+        len(order), lambda i: order[i][0][order[i][1]], whole=whole, ragged=ragged, opaque=opaque,
+        varying=any(one.varying for one in own),
+    )  # fmt: skip
+
+
 # -- what they are of --------------------------------------------------------------------------------------------------
 
 
-def _as_it_is(batch: dict[str, Any], numbers: Ints) -> dict[str, Any]:
-    return batch
-
-
-@dataclass(frozen=True)
 class Feed:
-    """Episodes, and what belongs to their steps. `renumbered` gives a batch the ids that it has here."""
+    """Episodes that items are drawn from, and what belongs to their steps: from Episodes, an archive, a checkpoint, a
+    share of a plan, or one buffer of a share."""
 
-    episodes: Episodes
-    column: Callable[[str], Any]
-    renumbered: Callable[[dict[str, Any], Ints], dict[str, Any]] = _as_it_is
-    seed: int | None = None
-    is_share: bool = False
+    def __init__(self, given: Any, buffer: str | None = None) -> None:
+        self._share: Any = None
+        self._checkpoint: Checkpoint | None = None
+        # of the type: they are read when asked for
+        self.is_share = hasattr(type(given), "layout") and hasattr(type(given), "columns")
+        self.seed: int | None = given.seed if self.is_share else None
+        if isinstance(given, Checkpoint):
+            if buffer is not None and buffer not in given.buffers:
+                raise NotFoundError(
+                    f"checkpoint {given.name!r} has no buffer {buffer!r}; it has: {', '.join(given.buffers) or 'none'}"
+                )
+            own = MAIN_BUFFER if MAIN_BUFFER in given.buffers else next(iter(given.buffers), MAIN_BUFFER)
+            self._checkpoint, self._buffer = given, buffer or own
+            self.episodes: Episodes = given.episodes.filter(buffer=self._buffer)
+        elif self.is_share:
+            self._share = given if buffer is None else given.buffer(buffer)
+            self.episodes = self._share.episodes
+        else:
+            episodes = given if isinstance(given, Episodes) else getattr(given, "episodes", None)
+            if not isinstance(episodes, Episodes):
+                raise UsageError(
+                    f"batches cannot be drawn from a {type(given).__name__}; give Episodes, an archive, a checkpoint "
+                    "or a share"
+                )
+            self.episodes = episodes if buffer is None else episodes.filter(buffer=buffer)
 
+    def column(self, name: str) -> Any:
+        """A column of a checkpoint or a share: one value a step."""
+        if self._checkpoint is not None:
+            parts = [self._checkpoint.column(name, rank, self._buffer) for rank in self._checkpoint.ranks]
+            return np.concatenate(parts) if parts else np.zeros(0)
+        if self._share is None:
+            raise ColumnError(
+                f"column {name!r} belongs to a checkpoint: draw from the checkpoint or a share of it, or give an array "
+                "of one value a step"
+            )
+        columns = self._share.columns
+        if name not in columns:
+            raise ColumnError(f"there is no column {name!r}; there are: {', '.join(columns) or 'none'}")
+        return columns[name]
 
-def feed_of(given: Any, buffer: str | None = None) -> Feed:
-    """The feed of Episodes, an archive, a checkpoint, a share of a plan, or one buffer of a share."""
-    if isinstance(given, Checkpoint):
-        return _of_checkpoint(given, buffer)
-    if hasattr(type(given), "layout") and hasattr(type(given), "columns"):  # of the type: they are read when asked for
-        own = given if buffer is None else given.buffer(buffer)
-        return Feed(own.episodes, lambda name: _named(own.columns, name), own.renumber_rows, given.seed, True)
-    episodes = given if isinstance(given, Episodes) else getattr(given, "episodes", None)
-    if not isinstance(episodes, Episodes):
-        raise UsageError(
-            f"batches cannot be drawn from a {type(given).__name__}; give Episodes, an archive, a checkpoint or a share"
-        )
-    return Feed(episodes if buffer is None else episodes.filter(buffer=buffer), _no_column)
-
-
-def _of_checkpoint(ck: Checkpoint, buffer: str | None) -> Feed:
-    name = buffer or (MAIN_BUFFER if MAIN_BUFFER in ck.buffers else next(iter(ck.buffers), MAIN_BUFFER))
-    if buffer is not None and buffer not in ck.buffers:
-        raise NotFoundError(
-            f"checkpoint {ck.name!r} has no buffer {buffer!r}; it has: {', '.join(ck.buffers) or 'none'}"
-        )
-    episodes = ck.episodes.filter(buffer=name)
-
-    def column(wanted: str) -> Any:
-        parts = [ck.column(wanted, rank, name) for rank in ck.ranks]
-        return np.concatenate(parts) if parts else np.zeros(0)
-
-    return Feed(episodes, column)
-
-
-def _named(columns: Any, name: str) -> Any:
-    if name not in columns:
-        raise ColumnError(f"there is no column {name!r}; there are: {', '.join(columns) or 'none'}")
-    return columns[name]
-
-
-def _no_column(name: str) -> Any:
-    raise ColumnError(
-        f"column {name!r} belongs to a checkpoint: draw from the checkpoint or a share of it, or give an array of one "
-        "value a step"
-    )
+    def renumbered(self, batch: dict[str, Any], numbers: Ints) -> dict[str, Any]:
+        """The batch with the ids that its steps have here; numbers: of the episode of each row."""
+        out: dict[str, Any] = batch if self._share is None else self._share.renumber_rows(batch, numbers)
+        return out

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from archive.base import DeadlineError, FieldError, UsageError, Wait
-from archive.datasets.batches import as_kind, check_kind, collate
+from archive.datasets.batches import as_kind, check_kind, collate, concatenated
 from archive.datasets.loaders import Loader
-from archive.datasets.streams import StreamDataset, concatenated
+from archive.datasets.streams import StreamDataset
 from archive.fields import Ragged, flatten, to_tensors, unflatten
 
 FORMAT = 1

@@ -17,7 +17,7 @@ import torch
 
 from archive.arrays import Ints, Mask
 from archive.base import ClosedError, UsageError, forking
-from archive.datasets import Padded, as_kind, feed_of, tensors
+from archive.datasets import Feed, Padded, as_kind, tensors
 from archive.fields import Ragged, mapped
 from archive.read import Episodes, Gather, GatherStats
 from archive.sampling import units
@@ -74,7 +74,7 @@ class Sampler:
         self.batch_size = batch_size
         self.unit = unit
         self.length = length or 1
-        self._feed = feed_of(source, buffer)
+        self._feed = Feed(source, buffer)
         self.episodes: Episodes = self._feed.episodes
         self.generator = torch.Generator() if generator is None else generator
         if generator is None:

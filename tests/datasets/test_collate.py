@@ -21,7 +21,7 @@ import archive.torch as at  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 LENGTHS = (5, 1, 8, 3)
-PLAIN = ["obs", "reward"]
+PLAIN = ["obs", "reward", "bits"]  # torch has no masked assignment of uint16
 
 
 def tokens(t: int) -> np.ndarray[Any, Any]:
@@ -39,6 +39,7 @@ def arc(tmp_path: Path) -> archive.Archive:
                 {
                     "obs": {"x": np.stack([steps, -steps], 1)},
                     "reward": steps.astype(np.float32),
+                    "bits": (steps + 60_000).astype(np.uint16),
                     "tokens": [tokens(t) for t in steps],
                     "note": [str(t) for t in steps],
                     "info": [{"t": int(t)} for t in steps],
