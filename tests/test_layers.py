@@ -93,7 +93,7 @@ FRAMEWORKS = (
 )
 THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "numpy": EVERYWHERE,
-    "numcodecs": ("archive.shard.rawchunks",),
+    "numcodecs": ("archive.shard.codecs",),
     "pyarrow": EVERYWHERE,
     "google_crc32c": EVERYWHERE,
     "isal": ("archive.shard.packing",),
@@ -105,7 +105,6 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "aiohttp": ("archive.store",),
     "moto": ("archive.testing.s3roots",),
     "aiobotocore": ("archive.store",),
-    "zarr": ("archive.shard",),
     "torch": ("archive.fields", *ABOVE_STORAGE),
     "tensordict": ("archive.fields.state", *FRAMEWORKS),
     "torchrl": FRAMEWORKS,
@@ -125,7 +124,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
 }
 EAGER: dict[str, tuple[str, ...]] = {
     "numpy": EVERYWHERE,
-    "numcodecs": ("archive.shard.rawchunks",),
+    "numcodecs": ("archive.shard.codecs",),
     "pyarrow": EVERYWHERE,
     "google_crc32c": EVERYWHERE,
     "pytest": ("archive.testing",),
@@ -391,7 +390,7 @@ FAKE: dict[str, frozenset[str]] = dict.fromkeys(ROOMS, frozenset()) | {
         ("archive.write.pipeline", "def later():\n    import fsspec", "only archive.store.drivers.registry may"),
         ("archive.store.drivers.plain", "def later():\n    import fsspec", "only archive.store.drivers.registry may"),
         ("archive.write.pipeline", "def later():\n    import s3fs", "only archive.store may"),
-        ("archive.write.pipeline", "def later():\n    from zarr.storage import MemoryStore", "only archive.shard may"),
+        ("archive.write.pipeline", "def later():\n    from zarr.storage import MemoryStore", "is not in the table"),
         ("archive.base.layout", "import numpy", "imports numpy: only"),
         ("archive.base.jsontree", "def later():\n    import numpy", None),
         ("archive.store.drivers.registry", "import fsspec", "eagerly"),

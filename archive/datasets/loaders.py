@@ -25,7 +25,7 @@ from archive.datasets.datasets import EpisodeDataset, fetch
 from archive.datasets.epochs import Epoch, InEpochs
 from archive.datasets.streams import READ_ITEMS, StreamDataset
 from archive.fields import Ragged, mapped
-from archive.shard import rawchunks
+from archive.shard import codecs
 
 _REFUSED = ("sampler", "batch_sampler", "collate_fn", "drop_last", "persistent_workers", "in_order")
 MAX_BLOCK_BYTES = 2**28
@@ -62,7 +62,7 @@ class Loader(InEpochs):
         epoch = self._epoch
         held = self._slots()
         if self.num_workers:
-            rawchunks.prepare()  # once here, not in each worker of each epoch
+            codecs.prepare()  # once here, not in each worker of each epoch
         reader = None if held is None else Receiver(held)
         lane = _Lane(self.stream, epoch, self.batch_size, self._collate, held)
         batches = DataLoader(lane, batch_size=None, num_workers=self.num_workers, collate_fn=_as_it_is, **self._options)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, Mask, arrow, numbers, run_tails, spans
+from archive.arrays import Ints, Mask, arrow, numbers, run_tails, spans, texts
 from archive.base import CorruptManifestError, cached_property
 from archive.log import Origin, Sequences
 from archive.steps import codes, places, row_codes
@@ -139,7 +139,7 @@ def predecessors(table: pa.Table) -> Ints:
     import pyarrow.compute as pc
 
     parts = [table[name].cast(pa.string()) for name in ("session", "rank", "sequence")]
-    addresses = pc.binary_join_element_wise(*parts, ":").combine_chunks()
+    addresses = pc.binary_join_element_wise(*parts, texts([":"])[0]).combine_chunks()
     found = pc.index_in(table["predecessor"].cast(pa.string()), value_set=addresses)
     out: Ints = numbers(found, -1).astype(np.int64)
     return out
@@ -205,7 +205,7 @@ class ByWriter:
         named = table.select(["session", "rank"])
         (self._writer,) = row_codes(named)
         self._count = int(self._writer.max(initial=-1)) + 1
-        each = named.take(places(np.arange(self._count), self._writer)).to_pylist()
+        each = named.take(arrow(places(np.arange(self._count), self._writer))).to_pylist()
         self._of: dict[str, list[tuple[int, int]]] = {}  # session -> its ranks, and their numbers
         for number, one in enumerate(each):
             self._of.setdefault(one["session"], []).append((one["rank"], number))

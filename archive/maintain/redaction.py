@@ -244,6 +244,6 @@ def _with_more(snapshot: Snapshot, rows: Ints) -> set[str]:
         view = ShardView(bytes(chunks["zarr.json"]))
         for path in view.paths:
             named = extents.get((shard, path.removesuffix(_COMPANION)), steps[shard])
-            if view.describe(path).rows > named:
+            if view.describe(path).shape[0] > named:
                 out.add(shard)
     return out

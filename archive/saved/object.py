@@ -324,7 +324,7 @@ class TickObject(SavedObject[TickIndex]):
 
     def _values(self, column: TickColumn) -> Values:
         count = sum(steps[4] - steps[3] for steps in column.steps)
-        if column.array not in self._view.paths or self._view.describe(column.array).rows != count:
+        if column.array not in self._view.paths or self._view.describe(column.array).shape[0] != count:
             raise CorruptStateError(
                 f"{self.where} has no array {column.array!r:.80} of {count} rows, as its columns say; {self.damage}"
             )

@@ -1,9 +1,9 @@
-"""Shards, the only room that knows zarr: named arrays come in; members of a Zarr group and their places go out,
-and back, or whole shards into a store."""
+"""Shards, the only room that knows Zarr's format: named arrays come in; members of a Zarr group and their places go
+out, and back, or whole shards into a store."""
 
 from __future__ import annotations
 
-from archive.shard import groups, indexed, packing, rawchunks, writer
+from archive.shard import codecs, groups, indexed, packing, writer
 from archive.shard.groups import ShardView
 from archive.shard.indexed import Members, file_member
 from archive.shard.packing import Buffer, Member, Placed, checksum, inflate
@@ -18,12 +18,12 @@ __all__ = [
     "ShardView",
     "ShardWriter",
     "checksum",
+    "codecs",
     "encode",
     "file_member",
     "groups",
     "indexed",
     "inflate",
     "packing",
-    "rawchunks",
     "writer",
 ]

@@ -1,4 +1,4 @@
-"""Pure, no I/O: cuts rows into chunks, lays chunks end to end as a ZIP or as loose objects, says where each lies.
+"""Pure, no I/O: members of a group laid end to end as a ZIP or as loose objects, and where each lies.
 
 The ZIP is what any ZIP reader opens: chunks stored, `zarr.json` members deflated, every date 1980-01-01, so equal
 members give equal bytes. Our own reader never parses it: the table of `Placed` rows has the offsets.
@@ -6,26 +6,16 @@ members give equal bytes. Our own reader never parses it: the table of `Placed` 
 
 from __future__ import annotations
 
-import math
-import re
 import struct
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
 
 from archive.base import CorruptChunkError, FieldError
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
-
 Buffer = bytes | memoryview
 
-_SEGMENT = re.compile(r"[A-Za-z0-9_%-]+")
 _STORED, _DEFLATED = 0, 8
 _DATE_1980 = 0x21  # 1 January 1980, midnight: the earliest that a ZIP can say
 _UTF8_NAMES = 0x800
@@ -36,88 +26,6 @@ _MODE = 0o100644 << 16
 _MAX_UINT16 = 0xFFFF
 _MAX_UINT32 = 0xFFFFFFFF
 _MAX_METADATA_BYTES = 1 << 25  # of 50,000 arrays
-MAX_NDIM = 8  # axes of an array
-_MIN_CHUNK_BYTES = 16 << 10
-_MAX_CHUNK_BYTES = 128 << 10  # who draws a step reads its chunk; many chunks cost bulk reads and writes
-_CHUNKS_PER_FIELD = 128
-_CHUNKS_PER_RUN = 4
-
-
-def member_name(array_path: str, ndim: int, chunk: int) -> str:
-    """The zarr key of a chunk that covers all of the trailing axes: "obs/image/c/3/0/0"."""
-    return f"{array_path}/c/{chunk}" + "/0" * (ndim - 1)
-
-
-def rows_per_chunk(rows: int, field_bytes: int, chunk_bytes: int | None = None, runs: int = 1) -> int:
-    """Rows per chunk, at least 1, such that chunks are near the target and the last one lacks as little as possible.
-
-    The target is `chunk_bytes`, or 1/128 of the field within 16 and 128 KB; less if the rows are `runs` equal runs, of
-    each of which a part may be read: 1/4 of one, where that is 16 KB. Only a single row may exceed it.
-    """
-    if rows == 0:
-        return 1
-    target = chunk_bytes or min(max(_share(field_bytes, runs), _MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)
-    fitting = max(1, target * rows // max(1, field_bytes))
-    return _even_part(rows, runs, fitting) or math.ceil(rows / math.ceil(rows / fitting))
-
-
-def _share(field_bytes: int, runs: int) -> int:
-    usual, part = field_bytes // _CHUNKS_PER_FIELD, field_bytes // (_CHUNKS_PER_RUN * max(1, runs))
-    return min(usual, part) if part * _CHUNKS_PER_RUN >= 2 * _MIN_CHUNK_BYTES else usual
-
-
-def _even_part(rows: int, runs: int, fitting: int) -> int | None:
-    """Rows of a chunk of which several make up a run, so that no chunk has rows of two runs; None without such."""
-    if runs < 2 or rows % runs or rows < runs * fitting:
-        return None
-    run = rows // runs
-    least = math.ceil(run / fitting)
-    return next((run // parts for parts in range(least, 2 * least) if run % parts == 0), None)
-
-
-def hulls(ranges: Sequence[tuple[int, int]], chunk_rows: int) -> list[tuple[int, int]]:
-    """For each range one around it and all that it shares chunks with, directly or through others.
-
-    Read these instead, and no chunk is decoded twice, and none that no range touches. An empty range is its own.
-    """
-    around: dict[tuple[int, int], tuple[int, int]] = {}
-    group: list[tuple[int, int]] = []
-    end = 0
-    for one in sorted({one for one in ranges if one[0] < one[1]}):
-        if group and one[0] // chunk_rows > (end - 1) // chunk_rows:
-            around |= dict.fromkeys(group, (group[0][0], end))
-            group, end = [], 0
-        group.append(one)
-        end = max(end, one[1])
-    around |= dict.fromkeys(group, (group[0][0], end)) if group else {}
-    return [around.get(one, one) for one in ranges]
-
-
-def check_paths(paths: Iterable[str]) -> None:
-    """FieldError for a path that zarr would not take, or that lies inside another."""
-    known = set(paths)
-    for path in known:
-        segments = path.split("/")
-        if not all(_SEGMENT.fullmatch(segment) for segment in segments):
-            raise FieldError(f"Field {path!r} is no zarr path of segments of A-Z, a-z, 0-9, _, %, -: escape it before.")
-        if any("/".join(segments[:depth]) in known for depth in range(1, len(segments))):
-            raise FieldError(f"Field {path!r} lies inside another field, which is an array: rename one of them.")
-
-
-def dimension_names(arrays: Mapping[str, Array]) -> dict[str, list[str]]:
-    """Names for xarray, which wants one length per name: "step" where rows are as many as in most arrays.
-
-    The others have a dot, which no path segment has, so that no name is an array's and makes it an index.
-    """
-    lengths = Counter(len(array) for array in arrays.values())
-    common = max(lengths, key=lambda length: (lengths[length], length), default=0)
-    step = "step." if any(path.rpartition("/")[2] == "step" for path in arrays) else "step"
-    names = {}
-    for path, array in arrays.items():
-        dotted = path.replace("/", ".")
-        first = step if len(array) == common else f"{dotted}.row"
-        names[path] = [first, *(f"{dotted}.dim_{axis}" for axis in range(1, array.ndim))]
-    return names
 
 
 @dataclass(frozen=True, slots=True)

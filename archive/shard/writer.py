@@ -1,48 +1,44 @@
 """The one maker of shards: arrays and their schema come in; members of a Zarr v3 group, objects on the store and the
 places of their chunks go out.
 
-zarr encodes into memory; what is plain is stored as it lies. Every chunk ends in its own crc32c, so `zarr.open_group`
-of somebody else refuses a flipped bit too.
+Every chunk ends in its own crc32c, so `zarr.open_group` of somebody else refuses a flipped bit too.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from archive.base import FieldError, UsageError, layout, thread_pool, usable_cores
-from archive.shard import packing, rawchunks
-from archive.shard.packing import (
-    MAX_NDIM,
-    Buffer,
-    Member,
-    Placed,
-    check_paths,
-    checksum,
-    dimension_names,
-    member_name,
-    rows_per_chunk,
-)
+from archive.shard import codecs, packing
+from archive.shard.codecs import MAX_NDIM, StoredChunk
+from archive.shard.packing import Buffer, Member, Placed, checksum
 
 if TYPE_CHECKING:
     import numpy as np
-    import zarr
 
     from archive.store import Storage
 
     Array = np.ndarray[Any, Any]
 
 # map, or one that does several at once
-Each = Callable[[Callable[[int], rawchunks.StoredChunk], Iterable[int]], Iterable[rawchunks.StoredChunk]]
-_ROOT = "zarr.json"
-_NOT_CONSOLIDATED = {"kind": "inline", "must_understand": False, "metadata": {}}
+Each = Callable[[Callable[[int], StoredChunk], Iterable[int]], Iterable[StoredChunk]]
+_GROUP: dict[str, Any] = {"attributes": {}, "zarr_format": 3, "node_type": "group"}
+_INLINE: dict[str, Any] = {"kind": "inline", "must_understand": False, "metadata": {}}
+_SEGMENT = re.compile(r"[A-Za-z0-9_%-]+")
 SHARD_BYTES = 48 * 1024 * 1024  # of steps; four of them, compressed or not, are in memory at once
 _SHELF_FROM_BYTES = 8 * 1024 * 1024  # of steps that are compressed: for fewer, a shard's memory is too much
+_MIN_CHUNK_BYTES = 16 << 10
+_MAX_CHUNK_BYTES = 128 << 10  # who draws a step reads its chunk; many chunks cost bulk reads and writes
+_CHUNKS_PER_FIELD = 128
+_CHUNKS_PER_RUN = 4
 
 
 class ShardWriter:
@@ -108,31 +104,26 @@ def encode(
     `arrays` maps zarr paths to arrays whose axis 0 is the rows; object arrays hold `str`. `compression` is
     "zstd:LEVEL", "gzip:LEVEL" or None. `runs`: of how many runs of rows parts may be read. The input is copied, so it
     may be changed once this returns, unless `copy` is False: then what is not compressed shares its memory.
-    `hold` may move what zstd made to memory of its own; `each` goes over the chunks for zstd, several at once maybe.
+    `hold` may move what is compressed to memory of its own; `each` goes over those chunks, several at once maybe.
     """
-    import zarr
-
     check_paths(arrays)
-    prepared = {path: _prepared(path, array) for path, array in arrays.items()}
-    encoded: dict[str, Any] = {}  # zarr key -> zarr buffer
-    group = zarr.create_group(zarr.storage.MemoryStore(encoded), attributes=_json_safe(attributes), zarr_format=3)
-    names = dimension_names(prepared)
-    chunk_rows = {p: rows_per_chunk(len(a), _field_bytes(a), chunk_bytes, runs) for p, a in prepared.items()}
-    plain = not copy and not (compression or "").startswith("gzip")
-    shared = {p for p, a in prepared.items() if plain and rawchunks.storable(a)}
+    codec = codecs.compressor(compression)
+    copy = copy and codec is None
+    prepared = {path: _prepared(path, array, copy=copy) for path, array in arrays.items()}
+    rows = {p: rows_per_chunk(len(a), _field_bytes(p, a), chunk_bytes, runs) for p, a in prepared.items()}
+    chunks: dict[str, list[Member]] = {}
     for path, array in prepared.items():
-        created = _create(group, path, array, chunk_rows[path], compression, names[path])
-        if path not in shared:
-            created[...] = array
-    if compression and compression.startswith("gzip"):
-        _remove_dates(encoded)
-    chunks = {
-        path: _shared_chunks(path, array, chunk_rows[path], compression, hold, each)
-        if path in shared
-        else _encoded_chunks(encoded, path, array, chunk_rows[path])
-        for path, array in prepared.items()
-    }
-    return [*_metadata_members(encoded), *_smallest_first(chunks)]
+        chunk_at = partial(codecs.encoded, array, rows[path], codec, hold)
+        starts = range(0, len(array), rows[path]) if array.size else range(0)
+        chunks[path] = [
+            Member(
+                codecs.member_name(path, array.ndim, chunk), data, path, chunk, rows[path],
+                int.from_bytes(tail, "little"), tail, crc32,
+            )
+            for chunk, (data, tail, crc32) in enumerate((map if codec is None else each)(chunk_at, starts))
+        ]  # fmt: skip
+    smallest_first = sorted(chunks, key=lambda path: (sum(m.size for m in chunks[path]), path))
+    return [*_metadata(prepared, rows, codec, attributes), *(m for path in smallest_first for m in chunks[path])]
 
 
 def load() -> None:
@@ -142,16 +133,19 @@ def load() -> None:
     encode({"x": np.zeros(1)}, attributes={})
 
 
-def _json_safe(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        plain: dict[str, Any] = json.loads(json.dumps(dict(attributes), allow_nan=False, sort_keys=True))
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"Attributes of a shard must be JSON: {error}. Convert them before.") from error
-    return plain
+def check_paths(paths: Iterable[str]) -> None:
+    """FieldError for a path that zarr would not take, or that lies inside another."""
+    known = set(paths)
+    for path in known:
+        segments = path.split("/")
+        if not all(_SEGMENT.fullmatch(segment) for segment in segments):
+            raise FieldError(f"Field {path!r} is no zarr path of segments of A-Z, a-z, 0-9, _, %, -: escape it before.")
+        if any("/".join(segments[:depth]) in known for depth in range(1, len(segments))):
+            raise FieldError(f"Field {path!r} lies inside another field, which is an array: rename one of them.")
 
 
-def _prepared(path: str, array: Array) -> Array:
-    """The array as zarr stores it: native order, variable-length strings for objects."""
+def _prepared(path: str, array: Array, *, copy: bool) -> Array:
+    """The array as it is stored: one piece of memory, little-endian; texts stay objects."""
     import numpy as np
 
     if not 1 <= array.ndim <= MAX_NDIM:
@@ -159,123 +153,105 @@ def _prepared(path: str, array: Array) -> Array:
     if array.dtype.kind == "O":
         if not all(isinstance(value, str) for value in array.flat):
             raise FieldError(f"Field {path!r} has objects that are not str: convert them to str or numbers before.")
-        try:
-            return array.astype(np.dtypes.StringDType())
-        except UnicodeEncodeError as error:
-            raise FieldError(
-                f"Field {path!r} has a str that is not Unicode ({error}): replace lone surrogates."
-            ) from error
+        return array
     if array.dtype.kind not in "biufc" or array.dtype.char in "gG":
         raise FieldError(f"Field {path!r} has dtype {array.dtype}, which zarr does not store: view it as another.")
-    native = np.dtype(f"{array.dtype.kind}{array.dtype.itemsize}")
-    # zarr does not know that a C long long is an int64 as well; astype would leave it as it is.
-    return array.view(native) if array.dtype == native else array.astype(native)
+    little = np.dtype(f"<{array.dtype.kind}{array.dtype.itemsize}")
+    return np.array(array, little, order="C") if copy else np.ascontiguousarray(array, little)
 
 
-def _field_bytes(array: Array) -> int:
-    if array.dtype.kind != "T":
+def _field_bytes(path: str, array: Array) -> int:
+    if array.dtype != object:
         return array.nbytes
-    return sum(len(text.encode()) + 4 for text in array.flat)
-
-
-def _codecs(compression: str | None) -> list[Any]:
-    """The compressor, if any, then crc32c: last, so that it covers what is stored."""
-    from zarr.codecs import Crc32cCodec, GzipCodec, ZstdCodec
-
-    if compression is None:
-        return [Crc32cCodec()]
-    name, _, level = compression.partition(":")
-    makers: dict[str, Callable[[int], Any]] = {
-        "zstd": lambda n: ZstdCodec(level=n),
-        "gzip": lambda n: GzipCodec(level=n),
-    }
     try:
-        return [makers[name](int(level)), Crc32cCodec()]
-    except (KeyError, ValueError) as error:
-        raise UsageError(
-            f'Compression {compression!r} is none of "zstd:LEVEL", "gzip:LEVEL", None ({error}).'
-        ) from error
+        return sum(len(text.encode()) + 4 for text in array.flat)
+    except UnicodeEncodeError as error:
+        raise FieldError(f"Field {path!r} has a str that is not Unicode ({error}): replace lone surrogates.") from error
 
 
-def _create(
-    group: zarr.Group,
-    path: str,
-    array: Array,
-    chunk_rows: int,
-    compression: str | None,
-    dimension_names: list[str],
-) -> zarr.Array[Any]:
-    from zarr.codecs import BytesCodec, VLenUTF8Codec
+def rows_per_chunk(rows: int, field_bytes: int, chunk_bytes: int | None = None, runs: int = 1) -> int:
+    """Rows per chunk, at least 1, such that chunks are near the target and the last one lacks as little as possible.
 
-    return group.create_array(
-        path,
-        shape=array.shape,
-        dtype=array.dtype,
-        chunks=(chunk_rows, *(max(1, size) for size in array.shape[1:])),
-        filters=[],
-        serializer=VLenUTF8Codec() if array.dtype.kind == "T" else BytesCodec(endian="little"),
-        compressors=_codecs(compression),
-        dimension_names=dimension_names,
-        config={"write_empty_chunks": True, "order": "C"},
-    )
+    The target is `chunk_bytes`, or 1/128 of the field within 16 and 128 KB; less if the rows are `runs` equal runs, of
+    each of which a part may be read: 1/4 of one, where that is 16 KB. Only a single row may exceed it.
+    """
+    if rows == 0:
+        return 1
+    target = chunk_bytes or min(max(_share(field_bytes, runs), _MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)
+    fitting = max(1, target * rows // max(1, field_bytes))
+    return _even_part(rows, runs, fitting) or math.ceil(rows / math.ceil(rows / fitting))
 
 
-def _remove_dates(encoded: Mapping[str, Any]) -> None:
-    """gzip puts the time of day into its header, and equal arrays are to give equal bytes."""
-    for name, buffer in encoded.items():
-        if not name.endswith(_ROOT):
-            stored = memoryview(buffer.as_numpy_array()).cast("B")
-            stored[4:8] = bytes(4)
-            stored[-4:] = checksum(stored[:-4]).to_bytes(4, "little")
+def _share(field_bytes: int, runs: int) -> int:
+    usual, part = field_bytes // _CHUNKS_PER_FIELD, field_bytes // (_CHUNKS_PER_RUN * max(1, runs))
+    return min(usual, part) if part * _CHUNKS_PER_RUN >= 2 * _MIN_CHUNK_BYTES else usual
 
 
-def _metadata_members(encoded: Mapping[str, Any]) -> list[Member]:
-    """Root first, with everybody's metadata inline. zarr's own consolidate warns, and would read all of it again."""
-    nodes = {key: json.loads(encoded[key].to_bytes()) for key in sorted(encoded) if key.endswith("zarr.json")}
-    root = nodes.pop(_ROOT)
-    inline = {
-        key.removesuffix("/zarr.json"): node
-        | ({"consolidated_metadata": _NOT_CONSOLIDATED} if node["node_type"] == "group" else {})
-        for key, node in nodes.items()
-    }
-    root["consolidated_metadata"] = _NOT_CONSOLIDATED | {"metadata": inline}
-    return [_metadata_member(_ROOT, root), *(_metadata_member(key, node) for key, node in nodes.items())]
+def _even_part(rows: int, runs: int, fitting: int) -> int | None:
+    """Rows of a chunk of which several make up a run, so that no chunk has rows of two runs; None without such."""
+    if runs < 2 or rows % runs or rows < runs * fitting:
+        return None
+    run = rows // runs
+    least = math.ceil(run / fitting)
+    return next((run // parts for parts in range(least, 2 * least) if run % parts == 0), None)
 
 
-def _metadata_member(name: str, node: Mapping[str, Any]) -> Member:
+# -- what a zarr.json says ---------------------------------------------------------------------------------------------
+
+
+def _metadata(
+    arrays: Mapping[str, Array], rows: Mapping[str, int], codec: Any, attributes: Mapping[str, Any]
+) -> list[Member]:
+    """The zarr.json of each node, the root foremost, which has all others in it."""
+    try:
+        own = json.loads(json.dumps(dict(attributes), allow_nan=False, sort_keys=True))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"Attributes of a shard must be JSON: {error}. Convert them before.") from error
+    names = dimension_names(arrays)
+    nodes = {path: _node(array, rows[path], codec, names[path]) for path, array in arrays.items()}
+    parents = {path[:at] for path in arrays for at, one in enumerate(path) if one == "/"}
+    inline = nodes | dict.fromkeys(parents, _GROUP | {"consolidated_metadata": _INLINE})
+    order = sorted(inline, key=lambda path: f"{path}/zarr.json")
+    consolidated = _INLINE | {"metadata": {path: inline[path] for path in order}}
+    root = _GROUP | {"attributes": own, "consolidated_metadata": consolidated}
+    return [_json("zarr.json", root), *(_json(f"{path}/zarr.json", nodes.get(path, _GROUP)) for path in order)]
+
+
+def _json(name: str, node: Mapping[str, Any]) -> Member:
     data = json.dumps(node, separators=(",", ":")).encode()
     return Member(name, data, "", -1, 0, checksum(data))
 
 
-def _encoded_chunks(encoded: Mapping[str, Any], path: str, array: Array, rows: int) -> list[Member]:
-    count = math.ceil(len(array) / rows) if array.size else 0
-    names = [member_name(path, array.ndim, chunk) for chunk in range(count)]
-    buffers = [memoryview(encoded[name].as_numpy_array()).cast("B") for name in names]
-    return [
-        Member(name, data, path, chunk, rows, own_checksum(data))
-        for chunk, (name, data) in enumerate(zip(names, buffers, strict=True))
-    ]
+def _node(array: Array, rows: int, codec: Any, names: list[str]) -> dict[str, Any]:
+    """What the zarr.json of an array says, key by key as zarr writes it."""
+    kind = codecs.TEXTS if array.dtype == object else array.dtype.name
+    endian = {"configuration": {"endian": "little"}} if array.dtype.itemsize > 1 else {}
+    values = {"name": "vlen-utf8", "configuration": {}} if kind == codecs.TEXTS else {"name": "bytes", **endian}
+    between = []
+    if codec is not None:
+        level = {"level": codec.level} | ({"checksum": False} if codec.codec_id == "zstd" else {})
+        between = [{"name": codec.codec_id, "configuration": level}]
+    chunk_shape = [rows, *(max(1, size) for size in array.shape[1:])]
+    return {
+        "shape": list(array.shape), "data_type": kind,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk_shape}},
+        "chunk_key_encoding": codecs.KEYS, "fill_value": codecs.FILLS[kind],
+        "codecs": [values, *between, {"name": "crc32c"}], "attributes": {}, "dimension_names": names,
+        "zarr_format": 3, "node_type": "array", "storage_transformers": [],
+    }  # fmt: skip
 
 
-def _shared_chunks(
-    path: str, array: Array, rows: int, compression: str | None, hold: Callable[[bytes], Buffer] | None, each: Each
-) -> list[Member]:
-    chunk_at = partial(rawchunks.plain, array, rows)
-    if compression:
-        level = int(compression.partition(":")[2])
-        chunk_at = partial(rawchunks.compressed, array, rows, zstd_level=level, hold=hold)
-    starts = range(0, len(array), rows)
-    return [
-        Member(member_name(path, array.ndim, chunk), data, path, chunk, rows, own_checksum(tail), tail, crc32)
-        for chunk, (data, tail, crc32) in enumerate(each(chunk_at, starts) if compression else map(chunk_at, starts))
-    ]
+def dimension_names(arrays: Mapping[str, Array]) -> dict[str, list[str]]:
+    """Names for xarray, which wants one length per name: "step" where rows are as many as in most arrays.
 
-
-def _smallest_first(chunks: Mapping[str, list[Member]]) -> list[Member]:
-    order = sorted(chunks, key=lambda path: (sum(m.size for m in chunks[path]), path))
-    return [member for path in order for member in chunks[path]]
-
-
-def own_checksum(data: bytes | memoryview) -> int:
-    """The crc32c that a stored chunk ends in; decoding checks it."""
-    return int.from_bytes(data[-4:], "little")
+    The others have a dot, which no path segment has, so that no name is an array's and makes it an index.
+    """
+    lengths = Counter(len(array) for array in arrays.values())
+    common = max(lengths, key=lambda length: (lengths[length], length), default=0)
+    step = "step." if any(path.rpartition("/")[2] == "step" for path in arrays) else "step"
+    names = {}
+    for path, array in arrays.items():
+        dotted = path.replace("/", ".")
+        first = step if len(array) == common else f"{dotted}.row"
+        names[path] = [first, *(f"{dotted}.dim_{axis}" for axis in range(1, array.ndim))]
+    return names

@@ -8,12 +8,12 @@ them. Everything is integer arithmetic on arrays, so the answer is the same on e
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 
 from archive.arrays import Ints, Mask, group_of, offsets_of, run_heads, since_head, spans
-from archive.base import Count, Positive, Record, UsageError, stored
+from archive.base import Count, Form, MisshapenError, Positive, Record, UsageError, stored
 from archive.steps import Steps, codes
 from archive.tables import NO_ENV
 
@@ -51,21 +51,58 @@ class Rules(Record):
                 raise UsageError(f"{name}={value}: give a positive number")
 
 
-class Placement(NamedTuple):
-    """Steps of units, the stream being the unit's number: those that a target rank gets, and those that none does.
+def _table(*names: str) -> Form:
+    """The form of Steps as a list of these columns."""
+
+    def read(value: Any, at: str) -> Steps:
+        if type(value) is not list or len(value) != len(names):
+            raise MisshapenError(f"{at} is no list of {len(names)} columns")
+        columns = {
+            name: _column(name, one, f"{at}[{i}]") for i, (name, one) in enumerate(zip(names, value, strict=True))
+        }
+        if len({len(column) for column in columns.values()}) > 1:
+            raise MisshapenError(f"{at} has columns of several lengths")
+        return Steps(**columns)
+
+    def write(steps: Steps) -> list[list[Any]]:
+        own = {"stream": steps.stream, "lo": steps.lo, "hi": steps.hi}
+        return [(own | steps.columns)[name].tolist() for name in names]
+
+    return Form(read, write)
+
+
+def _column(name: str, values: Any, at: str) -> Any:
+    kind, wanted = (str, "text") if name == "reason" else (int, "whole numbers")
+    if type(values) is not list or not set(map(type, values)) <= {kind}:
+        raise MisshapenError(f"{at} is a column of other than {wanted}")
+    try:
+        return np.array(values, object if kind is str else np.int64)
+    except OverflowError as e:
+        raise MisshapenError(f"{at} has a number of more than 64 bits") from e
+
+
+_PARTS = _table("target", "stream", "lo", "hi", "env", "position")
+_DROPPED = _table("reason", "stream", "lo", "hi")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placement(Record):
+    """The steps of a buffer's units, by the rules: those that a target rank gets, and those that none does. The stream
+    is the unit's number.
 
     parts: in order of the target, its env row and the position there, which are their columns (target, env, position).
     dropped: in the order in which they were, with the reason.
     """
 
-    parts: Steps
-    dropped: Steps
+    rules: Rules
+    parts: Annotated[Steps, _PARTS]
+    dropped: Annotated[Steps, _DROPPED]
 
 
-def identity(units: Steps, position: Ints) -> Placement:
+def identity(units: Steps, rules: Rules, position: Ints) -> Placement:
     """The placement that leaves all as it was."""
     parts = Steps(units.stream, units.lo, units.hi, target=units["rank"], env=units["env"], position=position)
-    return Placement(parts, _gone("", units.pick(slice(0))))
+    return Placement(rules, parts, _gone("", units.pick(slice(0))))
 
 
 def within_bounds(units: Steps, rules: Rules) -> bool:
@@ -99,7 +136,7 @@ def place(units: Steps, rules: Rules, wanted: Mask) -> Placement:
         parts = _within_length(units, rules.max_length, parts, drops)
     taken = np.maximum(parts.length, 1)  # an episode without steps has a position of its own
     position = since_head(offsets_of(taken)[:-1], run_heads(parts["target"], parts["env"]))
-    return Placement(parts.beside(position=position), Steps.joined(drops))
+    return Placement(rules, parts.beside(position=position), Steps.joined(drops))
 
 
 def _gone(reason: str, some: Steps) -> Steps:

@@ -83,12 +83,12 @@ def plan(
     placements = {}
     for name, source in sources.items():
         if same:
-            placements[name] = identity(source.units, source.position)
+            placements[name] = identity(source.units, rules[name], source.position)
         else:
             units = source.units.beside(weight=source.weights(weights))
             placements[name] = place(units, rules[name], source.passing(filter))
     conditions = None if filter is None else str(filter)
-    return Plan(checkpoint, sources, world_size, rules, placements, same, checkpoint.seen, conditions, origin)
+    return Plan(checkpoint, sources, world_size, placements, same, checkpoint.seen, conditions, origin)
 
 
 def _capacities(capacity: int | Mapping[str, int] | None, buffers: Collection[str]) -> dict[str, int | None]:

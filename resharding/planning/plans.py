@@ -11,16 +11,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
-from archive.arrays import Ints, Mask
+from archive.arrays import Mask
 from archive.base import (
     Count,
-    Form,
     IntegrityError,
-    MisshapenError,
     Positive,
     Record,
     UsageError,
@@ -35,7 +33,7 @@ from archive.checkpoint import Checkpoint
 from archive.log import Origin, place
 from archive.steps import Steps
 from archive.views import plots, reports
-from resharding.planning.placement import FILTERED, Placement, Rules
+from resharding.planning.placement import FILTERED, Placement
 from resharding.planning.share import Share
 from resharding.planning.source import SourceBuffer
 
@@ -51,8 +49,7 @@ class Plan:
     checkpoint: Checkpoint
     sources: Mapping[str, SourceBuffer]  # what the checkpoint has, by buffer
     world_size: int
-    rules: Mapping[str, Rules]  # by buffer
-    placements: Mapping[str, Placement]
+    placements: Mapping[str, Placement]  # by buffer
     is_identity: bool
     seen: int  # number of the newest commit that was known when it was made
     conditions: str | None = None
@@ -60,10 +57,10 @@ class Plan:
 
     def __post_init__(self) -> None:
         for placement in self.placements.values():
-            for steps in placement:
+            for steps in (placement.parts, placement.dropped):
                 for column in (steps.stream, steps.lo, steps.hi, *steps.columns.values()):
                     column.setflags(write=False)
-        for name in ("sources", "rules", "placements"):
+        for name in ("sources", "placements"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def __reduce__(self) -> Any:
@@ -139,7 +136,8 @@ class Plan:
     def moved(self) -> dict[tuple[int, int], int]:
         """(source rank, target rank) -> steps that go there."""
         out = np.zeros((max(self.checkpoint.ranks, default=0) + 1, self.world_size), np.int64)
-        for name, (parts, _) in self.placements.items():
+        for name, placement in self.placements.items():
+            parts = placement.parts
             np.add.at(out, (self.sources[name].units["rank"][parts.stream], parts["target"]), parts.length)
         return {(int(s), int(t)): int(out[s, t]) for s, t in np.argwhere(out)}
 
@@ -211,11 +209,10 @@ class Plan:
     @property
     def _body(self) -> dict[str, Any]:
         """The document, which is the same whenever the plan is made."""
-        buffers = {name: _BufferText.of(self.rules[name], placement) for name, placement in self.placements.items()}
-        commit, digest = self.checkpoint.number, self.checkpoint.commit.digest
         text = _PlanText(
-            commit, digest, self.world_size, self.is_identity, buffers, conditions=self.conditions, origin=self.origin
-        )
+            self.checkpoint.number, self.checkpoint.commit.digest, self.world_size, self.is_identity, self.placements,
+            conditions=self.conditions, origin=self.origin,
+        )  # fmt: skip
         return {"format": FORMAT, **text.to_json()}
 
     @classmethod
@@ -238,64 +235,14 @@ class Plan:
         if strange := said.buffers.keys() - checkpoint.buffers.keys():
             raise _damaged(f"the checkpoint has no buffer {min(strange)!r:.80}")
         sources = {name: SourceBuffer(checkpoint, name) for name in checkpoint.buffers}
-        placements = {n: one.placement(said.world_size, sources[n].units) for n, one in said.buffers.items()}
-        rules = {name: one.rules for name, one in said.buffers.items()}
+        for name, one in said.buffers.items():
+            _check_steps(one, said.world_size, sources[name].units)
         origin = None if said.origin is None else Origin(*said.origin)
         seen = said.commit if said.seen is None else said.seen
-        return cls(
-            checkpoint, sources, said.world_size, rules, placements, said.identity, seen, said.conditions, origin
-        )
+        return cls(checkpoint, sources, said.world_size, said.buffers, said.identity, seen, said.conditions, origin)
 
 
 # -- the text of a plan, and what it must say to be one ----------------------------------------------------------------
-
-
-def _read_ints(values: Any, at: str) -> Ints:
-    if not isinstance(values, list) or not set(map(type, values)) <= {int}:
-        raise MisshapenError(f"{at} is a column of other than whole numbers")
-    try:
-        return np.array(values, np.int64)
-    except OverflowError as e:
-        raise MisshapenError(f"{at} has a number of more than 64 bits") from e
-
-
-def _read_reasons(values: Any, at: str) -> Any:
-    if not isinstance(values, list) or not set(map(type, values)) <= {str}:
-        raise MisshapenError(f"{at} has reasons that are no text")
-    return np.array(values, object)
-
-
-_Column = Annotated[Any, Form(_read_ints, np.ndarray.tolist)]
-_Reasons = Annotated[Any, Form(_read_reasons, np.ndarray.tolist)]
-
-
-@dataclass(frozen=True, slots=True)
-class _BufferText(Record):
-    """The text of one buffer: who gets which of its steps, and who none."""
-
-    rules: Rules
-    parts: tuple[_Column, _Column, _Column, _Column, _Column, _Column]  # target, unit, lo, hi, env, position
-    dropped: tuple[_Reasons, _Column, _Column, _Column]  # reason, unit, lo, hi
-
-    @classmethod
-    def of(cls, rules: Rules, placement: Placement) -> _BufferText:
-        parts, gone = placement
-        columns = (parts["target"], parts.stream, parts.lo, parts.hi, parts["env"], parts["position"])
-        return cls(rules, columns, (gone["reason"], gone.stream, gone.lo, gone.hi))
-
-    def placement(self, world_size: int, units: Steps) -> Placement:
-        """The placement that it says; IntegrityError for ranks and steps that there are not."""
-        for columns in (self.parts, self.dropped):
-            _check(len({len(column) for column in columns}) == 1, "columns of several lengths")
-        target, unit, lo, hi, env, position = self.parts
-        reason, *gone = self.dropped
-        _check((target >= 0) & (target < world_size), "a rank beyond its world size")
-        found = Placement(Steps(unit, lo, hi, target=target, env=env, position=position), Steps(*gone, reason=reason))
-        for steps in found:
-            _check((steps.stream >= 0) & (steps.stream < len(units)), "episodes that the checkpoint has not")
-            whole = (steps.lo >= 0) & (steps.lo <= steps.hi) & (steps.hi <= units.length[steps.stream])
-            _check(whole, "steps that are not there")
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,14 +253,24 @@ class _PlanText(Record):
     digest: str
     world_size: Positive
     identity: bool
-    buffers: Mapping[str, _BufferText]
+    buffers: Mapping[str, Placement]
     seen: Count | None = None
     conditions: str | None = stored(None, always=True)
     origin: tuple[str, str, Count, Mapping[int, int], Mapping[int, int] | None] | None = stored(None, always=True)
 
 
-def _check(held: bool | Mask, what: str) -> None:
-    if not np.all(held):
+def _check_steps(placement: Placement, world_size: int, units: Steps) -> None:
+    """IntegrityError for ranks and steps that there are not."""
+    target = placement.parts["target"]
+    _check((target >= 0) & (target < world_size), "a rank beyond its world size")
+    for steps in (placement.parts, placement.dropped):
+        _check((steps.stream >= 0) & (steps.stream < len(units)), "episodes that the checkpoint has not")
+        whole = (steps.lo >= 0) & (steps.lo <= steps.hi) & (steps.hi <= units.length[steps.stream])
+        _check(whole, "steps that are not there")
+
+
+def _check(held: Mask, what: str) -> None:
+    if not held.all():
         raise _damaged(f"it has {what}")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.arrays import Ints, Mask, group_of, offsets_of, sums
+from archive.arrays import Ints, Mask, group_of, numbers, offsets_of, sums
 from archive.base import ArchiveError, NotFoundError, cached_property, logger, size
 from archive.checkpoint import MAIN_BUFFER, Checkpoint, resumption
 from archive.fields import NODES, FieldSpec, Path, dtypes, unflatten
@@ -97,7 +97,7 @@ class ShareBuffer:
     @property
     def rules(self) -> Rules:
         """The rules by which the plan deals this buffer out."""
-        return self.plan.rules[self.name]
+        return self.plan.placements[self.name].rules
 
     @property
     def dropped(self) -> Steps:
@@ -131,7 +131,7 @@ class ShareBuffer:
         live = self.checkpoint.live
         session = np.array(live["session"].cast("string").to_pylist(), object)
         pairs = (("rank", "stream_rank"), ("env_id", "stream_env"))
-        elsewhere = np.any([live[now].to_numpy() != live[origin].to_numpy() for now, origin in pairs], axis=0)
+        elsewhere = np.any([numbers(live[now]) != numbers(live[origin]) for now, origin in pairs], axis=0)
         offsets, pieces = self._pieces
         return sums(np.isin(session, session[elsewhere])[pieces["run"]].astype(np.int64), offsets) > 0
 
@@ -422,7 +422,8 @@ class Share(ShareBuffer):
     def _holders(self) -> dict[str, int]:
         """Episode id -> the rank that gets it, the first if several get steps of it."""
         out = dict[str, int]()
-        for name, (parts, _) in self.plan.placements.items():
+        for name, placement in self.plan.placements.items():
+            parts = placement.parts
             numbers = self.plan.sources[name].number[parts.stream]
             out = resumption.first_ranks(self.checkpoint.index, numbers, parts["target"]) | out
         return out

@@ -10,8 +10,10 @@ import numpy as np
 from archive.arrays import (
     Ints,
     Mask,
+    arrow,
     group_of,
     merge_runs,
+    numbers,
     offsets_of,
     run_heads,
     run_starts,
@@ -39,7 +41,7 @@ class SourceBuffer:
         self.checkpoint, self.name = checkpoint, name
         live = checkpoint.live
         pieces = checkpoint.located.pick(among(live["buffer"], {name})[checkpoint.located["run"]])
-        rank, env = (live[of].to_numpy().astype(np.int64)[pieces["run"]] for of in ("rank", "env_id"))
+        rank, env = (numbers(live[of]).astype(np.int64)[pieces["run"]] for of in ("rank", "env_id"))
         at = offsets_of(pieces.length)[:-1]
         episode = checkpoint.index.episode_of_row[pieces.stream]
         # a unit begins with another episode, rank or env row, or after a hole, where positions leave their steps behind
@@ -128,11 +130,11 @@ class SourceBuffer:
         index = self.checkpoint.index
         columns = ["episode_start", "commit", "position", "first", "last"]
         table = self.checkpoint.snapshot.columns(columns)
-        begin, commit, position, is_first, is_last = (table[name].to_numpy() for name in columns)
+        begin, commit, position, is_first, is_last = (numbers(table[name]) for name in columns)
         rows, offset = self.pieces.stream[first], self.pieces.lo[first]
         steps = sums(self.pieces.length, self.offsets)
         start = begin[rows] + offset
-        whole = index.column("length").to_numpy()[number]
+        whole = numbers(index.column("length"))[number]
         left = (start > 0) | ((steps == 0) & (whole > 0))
         tailless = (start + steps < whole) | ~is_last[index.chains.lasts()[number]]
         flags: dict[str, Any] = {
@@ -146,12 +148,10 @@ class SourceBuffer:
 
     def _going_on(self) -> Mask:
         """A mask of the units that are the newest live part of an episode that is open in their env row."""
-        import pyarrow as pa
-
         out = np.zeros(len(self.heads), bool)
         if opened := self.open_episodes:
             newest = np.flatnonzero(run_tails(self.pieces["rank"][self.heads], self.pieces["env"][self.heads]))
-            ids = self.checkpoint.index.column("episode_id").take(pa.array(self.number[newest]))
+            ids = self.checkpoint.index.column("episode_id").take(arrow(self.number[newest]))
             out[newest] = among(ids, opened.values())
         return out
 

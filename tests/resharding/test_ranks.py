@@ -296,7 +296,7 @@ def check_open(url: str, plan: Any, opened: set[str]) -> None:
     assert went_on <= opened
     for name in opened - went_on:
         assert (table[name]["reason"], table[name]["truncated"]) == ("resumed", True), table[name]
-    if plan.rules["replay"].unfinished == "close":
+    if plan.placements["replay"].rules.unfinished == "close":
         assert went_on == set()
     longer = [table[name]["length"] for name in went_on]
     assert all(n > 0 for n in longer)

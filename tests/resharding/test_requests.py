@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -140,3 +143,28 @@ def test_streaming_in_small_batches_fetches_no_chunk_twice(proxied: Proxied) -> 
     assert steps_read == plan.steps[1]
     assert len(seen) > at_once["requests"], "there were several batches"
     assert sum(s.bytes_out for s in seen) <= min(limit.bytes, 1.02 * at_once["bytes"])
+
+
+def test_planning_and_reading_a_share_import_no_pandas(tmp_path: Path) -> None:
+    arc = archive.create(str(tmp_path / "root"))
+    writers = [arc.writer(rank, 2, session="s") for rank in range(2)]
+    saved = []
+    for w in writers:
+        w.append({"x": np.arange(20.0)}, env_ids=np.repeat([0, 1], 10), first=np.tile(np.arange(10) == 0, 2))
+        attributes = {"age": dict.fromkeys(w.live["episode_id"].to_pylist(), 1)}
+        saved.append(w.checkpoint(1, state={"a": 1}, columns={"p": np.arange(20.0)}, attributes=attributes))
+    for pending in saved:
+        pending.result(60)
+    code = """
+import sys, archive, resharding
+ck = archive.open(sys.argv[1]).checkpoints["step-1"]
+for given in ({"world_size": 2}, {"world_size": 3, "weights": "p"}, {"world_size": 1, "capacity": 30}):
+    plan = resharding.plan(ck, **given)
+    str(plan), plan.to_json(), plan.dropped_episodes()
+    share = plan.share(0)
+    assert len(share.read()) == len(list(share)) > 0
+    share.columns, share.attributes, share.source_states, share.layout
+print([name for name in ("pandas", "zarr", "torch") if name in sys.modules])
+"""
+    command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "root")]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip() == "[]"

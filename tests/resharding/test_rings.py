@@ -14,7 +14,7 @@ import archive
 import resharding
 from archive.arrays.ranges import MAX_GAP_BYTES, MIN_GAP_BYTES, widest_gap
 from archive.checkpoint.checkpoints import Checkpoint
-from archive.shard.packing import rows_per_chunk
+from archive.shard.writer import rows_per_chunk
 from archive.torch import ring
 from tests.support.reading_bounds import bound
 

@@ -13,13 +13,19 @@ import numpy as np
 import pytest
 import zarr
 
-from archive.shard.packing import loose, pack
+from archive.shard.packing import Member, loose, pack
 from archive.shard.writer import encode
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 ATTRIBUTES = {"schema": {"axes": {"obs/image": "step"}}, "n": 3}
 ROWS = 2000
+
+
+def write_loose(root: Path, members: list[Member]) -> None:
+    for name, data in loose(members)[0]:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"".join(data) if isinstance(data, list) else data)
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +57,7 @@ def packed(request: pytest.FixtureRequest, arrays: Arrays, tmp_path_factory: pyt
 @pytest.fixture(scope="module", params=[None, "zstd:1", "gzip:1"])
 def directory(request: pytest.FixtureRequest, arrays: Arrays, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("loose") / "shard"
-    for name, data in loose(encode(arrays, attributes=ATTRIBUTES, compression=request.param))[0]:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(data)
+    write_loose(root, encode(arrays, attributes=ATTRIBUTES, compression=request.param))
     return root
 
 
@@ -174,9 +178,7 @@ def test_xarray_takes_no_field_for_an_index(tmp_path: Path) -> None:
     import xarray
 
     fields = {"step": np.zeros((4, 2)), "x": np.arange(4), "x_dim_1": np.arange(9)}
-    for name, data in loose(encode(fields, attributes={}))[0]:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(data)
+    write_loose(tmp_path, encode(fields, attributes={}))
     with xarray.open_zarr(tmp_path, zarr_format=3, consolidated=True, chunks=None) as dataset:
         assert not dataset.coords
         np.testing.assert_array_equal(dataset["step"].values, fields["step"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -72,33 +71,32 @@ def pictures(name: str, *, every: int = KEY_EVERY, as_name: Any = None) -> Deriv
         raise UsageError(f"every={every}: it must be at least 1")
     path = to_path(name)
     own = (*path[:-1], f"{path[-1]}_pictures") if as_name is None else to_path(as_name)
-    return _Pictures(own, (path,), before=every - 1)
+    return Derivation(own, _pictures, (path,), before=every - 1)
 
 
-@dataclass(frozen=True)
-class _Pictures(Derivation):
-    def compute(self, values: Mapping[Path, Any], rows: Rows) -> Any:
-        (packets,) = values.values()
-        keys = self._keys(packets, rows)
-        runs = [(np.flatnonzero(keys == key), int(key)) for key in np.unique(keys)]
-        found = [decode(packets[key : int(rows.at[places].max()) + 1])[rows.at[places] - key] for places, key in runs]
-        if not found:
-            return decode([])
-        out = np.empty((len(keys), *found[0].shape[1:]), np.uint8)
-        for (places, _), part in zip(runs, found, strict=True):
-            out[places] = part
-        return out
+def _pictures(values: Mapping[Path, Any], rows: Rows) -> Any:
+    ((path, packets),) = values.items()
+    keys = _keys(path, packets, rows)
+    runs = [(np.flatnonzero(keys == key), int(key)) for key in np.unique(keys)]
+    found = [decode(packets[key : int(rows.at[places].max()) + 1])[rows.at[places] - key] for places, key in runs]
+    if not found:
+        return decode([])
+    out = np.empty((len(keys), *found[0].shape[1:]), np.uint8)
+    for (places, _), part in zip(runs, found, strict=True):
+        out[places] = part
+    return out
 
-    def _keys(self, packets: Sequence[Any], rows: Rows) -> Ints:
-        """Of each row that is wanted the last key frame up to it, among the rows that follow one another."""
-        begins = [is_key(np.ascontiguousarray(packet, np.uint8).tobytes()) for packet in packets]
-        newest: Ints = np.maximum.accumulate(np.where(begins, np.arange(len(packets)), -1))[rows.at]
-        if np.any(newest < rows.begin):
-            raise FieldError(
-                f"field {show(self.fields[0])!r} has no key frame at or before a step that is wanted: give every= as "
-                "it was encoded with; if those steps left the buffer, read from a later one, or encode with every=1"
-            )
-        return newest
+
+def _keys(path: Path, packets: Sequence[Any], rows: Rows) -> Ints:
+    """The last key frame up to each row that is wanted, among the rows that follow one another."""
+    begins = [is_key(np.ascontiguousarray(packet, np.uint8).tobytes()) for packet in packets]
+    newest: Ints = np.maximum.accumulate(np.where(begins, np.arange(len(packets)), -1))[rows.at]
+    if np.any(newest < rows.begin):
+        raise FieldError(
+            f"field {show(path)!r} has no key frame at or before a step that is wanted: give every= as "
+            "it was encoded with; if those steps left the buffer, read from a later one, or encode with every=1"
+        )
+    return newest
 
 
 def is_key(packet: bytes) -> bool:

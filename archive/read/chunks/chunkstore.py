@@ -18,7 +18,7 @@ from archive.read.chunks.rowpool import Array, RowPool
 from archive.read.chunks.segments import Segments
 from archive.read.chunks.shards import Shards
 from archive.read.chunks.wants import RowsWanted
-from archive.shard import Buffer, rawchunks
+from archive.shard import Buffer, codecs
 
 Key = tuple[RowPool, int]  # a chunk
 Decoded = tuple[RowPool, int, Array]  # a chunk and its rows
@@ -300,7 +300,7 @@ def _plain(stored: Sequence[Buffer], pool: RowPool, rows: int) -> list[Array | N
     found: list[Array | None] = [None] * len(stored)
 
     def decode(place: int) -> None:
-        found[place] = rawchunks.by_itself(pool.array, pool.dtype, pool.trailing, rows, stored[place])
+        found[place] = codecs.by_itself(pool.array, pool.dtype, pool.trailing, rows, stored[place])
 
     nbytes = len(stored) * rows * pool.row_bytes
     smaller = sum(map(len, stored)) < _SMALLER * nbytes

@@ -26,7 +26,7 @@ from archive.index import METADATA, ArrayChunks, ShardReads, chunkindex
 from archive.read.chunks.segments import Segments
 from archive.read.chunks.shards import MAX_FILLING_BYTES, Owners, ReadPlan, Shards, checked, episode_in
 from archive.read.chunks.wants import ChunkRows, Want, chunk_rows, put, unwanted
-from archive.shard import Buffer, ShardView, checksum, rawchunks
+from archive.shard import Buffer, ShardView, checksum, codecs
 from archive.store import Filling
 
 PART_BYTES = 1024 * 1024  # are read in place in one go, and summed up while they are in the processor's cache
@@ -192,7 +192,7 @@ def _mostly_raw(wants: Mapping[str, Mapping[str, Sequence[Want]]], shards: Shard
 
 
 def _raw_bytes(want: Want, chunks: ArrayChunks) -> int:
-    return rawchunks.raw_bytes(want.like.dtype, want.like.shape[1:], chunks.rows)
+    return codecs.raw_bytes(want.like.dtype, want.like.shape[1:], chunks.rows)
 
 
 # -- what becomes of the bytes of a shard ------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ class ShardRead:
                 if size == raw and member in self._rows:
                     rooms = self._rows[member][0].rooms(of[0].like)
                     if rooms is not None:
-                        self._homes[member] = [*rooms, *unwanted(rawchunks.CHECKSUM_BYTES)]
+                        self._homes[member] = [*rooms, *unwanted(codecs.CHECKSUM_BYTES)]
 
     def keep_last(self, tails: dict[str, LastChunk]) -> None:
         """Take chunks that are at hand; those in which this read stops take their place."""
@@ -318,7 +318,7 @@ class ShardRead:
             self._finish()
 
     def _finish(self) -> None:
-        """Decode what was at hand, and what zarr has to look at, which may take several chunks together."""
+        """Decode what was at hand; for what did not decode as it came, raise the error that says why."""
         assert self._view is not None
         for name, wants in self._wants.items() if self._doubtful else ():
             members = self._shards.index(self.shard).array(name).member

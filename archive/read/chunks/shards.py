@@ -148,7 +148,7 @@ class Shards:
         """A function that gives the rows of each chunk, of the dtype and shape of `like`, that holds these ranges of
         rows."""
         self.check(view, shard, array, like, ranges, owners)
-        decode = view.decoder(array, ranges, chunks)
+        decode = view.decoder(array, chunks)
 
         def decoded(number: int, out: Array | None = None) -> Array:
             try:
@@ -180,11 +180,11 @@ class Shards:
         return self.add_view(shard, bytes(chunks["zarr.json"]))
 
     def _check_alike(self, view: ShardView, shard: str, array: str, like: Array) -> None:
-        (found, _, found_rows), rows = view.describe(array), self.index(shard).array(array).rows
-        if found.dtype != like.dtype or found.shape != like.shape or found_rows != rows:
+        found, rows = view.describe(array), self.index(shard).array(array).rows
+        if found.dtype != like.dtype or found.shape[1:] != like.shape[1:] or found.chunk_rows != rows:
             raise CorruptChunkError(
-                f"it holds {found.dtype}{list(found.shape[1:])} in chunks of {found_rows} rows, where its schema and "
-                f"the chunk table say {like.dtype}{list(like.shape[1:])} in chunks of {rows}"
+                f"it holds {found.dtype}{list(found.shape[1:])} in chunks of {found.chunk_rows} rows, where its schema "
+                f"and the chunk table say {like.dtype}{list(like.shape[1:])} in chunks of {rows}"
             )
 
     def _undecodable(self, error: ArchiveError, shard: str, array: str, owners: Owners) -> CorruptChunkError:

@@ -90,7 +90,7 @@ def all_of(units: Steps) -> Any:
 
 def pieces(placement: Placement) -> Iterator[tuple[int, int, int, str]]:
     """(unit, lo, hi, where it went) of everything, kept or dropped."""
-    parts, dropped = placement
+    parts, dropped = placement.parts, placement.dropped
     yield from zip(
         parts.stream.tolist(), parts.lo.tolist(), parts.hi.tolist(), ["kept"] * len(parts.stream), strict=True
     )
@@ -338,8 +338,9 @@ def test_there_and_back_loses_nothing(units: Steps, n: int, m: int, policy: str,
 @plans
 @given(some_units())
 def test_identity_leaves_all_where_it_is(units: Steps) -> None:
-    parts, dropped = identity(units, units["age"])
-    assert len(dropped.stream) == 0
+    placement = identity(units, Rules(3), units["age"])
+    assert len(placement.dropped) == 0
+    parts = placement.parts
     assert [parts["target"].tolist(), parts["env"].tolist()] == [units["rank"].tolist(), units["env"].tolist()]
     assert [parts["position"].tolist(), parts.length.tolist()] == [units["age"].tolist(), units.length.tolist()]
 
@@ -368,9 +369,8 @@ def digest_of_plans() -> str:
     for policy in POLICIES:
         for n in (1, 3, 8):
             rules = Rules(n, num_envs=3, max_length=200, capacity=700, max_episodes=30, policy=policy)
-            parts, dropped = place(units, rules, steps % 7 > 0)
-            gone = (dropped["reason"], dropped.stream, dropped.lo, dropped.hi)
-            out.update(repr([*columns_of(parts), *(c.tolist() for c in gone)]).encode())
+            found = place(units, rules, steps % 7 > 0).to_json()
+            out.update(repr([*found["parts"], *found["dropped"]]).encode())
     return out.hexdigest()
 
 
@@ -389,11 +389,9 @@ def test_a_million_episodes_are_dealt_out_in_no_time() -> None:
     steps, flags = rng.integers(0, 300, count), np.zeros(count, bool)
     units = units_of(rank, env, steps, steps, np.arange(count), flags, flags, flags)
     begin = time.process_time()
-    parts, dropped = place(
-        units, Rules(5, capacity=20_000_000, max_length=200_000, policy="interleaved"), all_of(units)
-    )
+    placed = place(units, Rules(5, capacity=20_000_000, max_length=200_000, policy="interleaved"), all_of(units))
     assert time.process_time() - begin < 5  # a second, where nobody else works
-    assert int(parts.length.sum() + (dropped.hi - dropped.lo).sum()) == int(steps.sum())
+    assert int(placed.parts.length.sum() + placed.dropped.length.sum()) == int(steps.sum())
 
 
 # -- where live steps lie ----------------------------------------------------------------------------------------------

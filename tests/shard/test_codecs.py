@@ -1,18 +1,25 @@
-"""Chunks that are made and read without zarr are the bytes that zarr makes;
-memory that is used again is never shared."""
+"""Chunks are the bytes that zarr makes, and are read as zarr reads them; memory that is used again is never shared."""
 
 from __future__ import annotations
 
+import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import zarr
+from numcodecs.vlen import VLenUTF8
+from zarr.buffer import cpu
+from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, VLenUTF8Codec, ZstdCodec
+from zarr.storage import MemoryStore
 
 import archive
 from archive.arrays import end_to_end, memory
 from archive.arrays.ranges import merge_runs
-from archive.shard import groups, packing, rawchunks, writer
+from archive.base.errors import CorruptChunkError
+from archive.shard import codecs, groups, packing, writer
 from archive.steps import Steps
 from archive.write import buffer, slabs
 from archive.write.blocks import Block, ShardSchema
@@ -28,32 +35,95 @@ def stored(members: list[packing.Member]) -> list[tuple[Any, ...]]:
     return [(m.name, bytes(m.data) + m.tail, m.array, m.chunk, m.rows, m.crc32c) for m in members]
 
 
+def by_zarr(
+    arrays: dict[str, np.ndarray[Any, Any]], rows: dict[str, int], compression: str | None
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The zarr.json and the chunks by name that zarr makes of arrays in chunks of so many rows."""
+    made: dict[str, Any] = {}
+    group = zarr.create_group(MemoryStore(made), attributes={"a": 1}, zarr_format=3)
+    name, _, level = (compression or "").partition(":")
+    between = {"": [], "zstd": [ZstdCodec(level=int(level or 1))], "gzip": [GzipCodec(level=int(level or 1))]}[name]
+    for path, array in arrays.items():
+        texts = array.dtype == object
+        group.create_array(
+            path, shape=array.shape, dtype=np.dtypes.StringDType() if texts else array.dtype,
+            chunks=(rows[path], *(max(1, n) for n in array.shape[1:])), filters=[],
+            serializer=VLenUTF8Codec() if texts else BytesCodec(endian="little"), compressors=[*between, Crc32cCodec()],
+            config={"write_empty_chunks": True, "order": "C"},
+        )[...] = array.astype(np.dtypes.StringDType()) if texts else array  # fmt: skip
+    found = {key: value.to_bytes() for key, value in made.items()}
+    return {key: json.loads(data) for key, data in found.items() if key.endswith("zarr.json")}, {
+        key: data for key, data in found.items() if not key.endswith("zarr.json")
+    }
+
+
+def undated(data: bytes) -> bytes:
+    """A gzip chunk without the time of day in its header, and without the checksum of that."""
+    return data[:4] + bytes(4) + data[8:-4]
+
+
+@pytest.mark.parametrize("copy", [True, False])
 @pytest.mark.parametrize("compression", [None, "zstd:1", "zstd:5", "gzip:1"])
 @pytest.mark.parametrize("shape", [(0, 3), (1,), (1000,), (997, 3), (50, 2, 0), (33, 4, 5, 6)])
-def test_a_shard_that_shares_memory_has_the_bytes_that_zarr_makes(
-    compression: str | None, shape: tuple[int, ...]
-) -> None:
+def test_a_shard_has_the_bytes_that_zarr_makes(compression: str | None, shape: tuple[int, ...], copy: bool) -> None:
     arrays = {f"x/{kind.replace('?', 'b')}": numbers(kind, shape) for kind in KINDS}
     arrays["turned"] = np.asfortranarray(numbers("f4", shape))
     arrays["text"] = np.array(["a", "longer text", ""] * 5, object)
-    given: dict[str, Any] = {"attributes": {"a": 1}, "compression": compression, "chunk_bytes": 500}
-    assert stored(writer.encode(arrays, **given, copy=False)) == stored(writer.encode(arrays, **given))
+    arrays["deep/er/texts"] = np.array([["a", "nul\0"], ["", "Grüße"], ["x", "y"]], object)
+    members = writer.encode(arrays, attributes={"a": 1}, compression=compression, chunk_bytes=500, copy=copy)
+    view = groups.ShardView(bytes(members[0].data))
+    nodes, chunks = by_zarr(arrays, {path: view.describe(path).chunk_rows for path in arrays}, compression)
+    ours = {m.name: json.loads(bytes(m.data)) for m in members if m.chunk < 0}
+    inline = ours["zarr.json"].pop("consolidated_metadata")["metadata"]
+    for node in (*ours.values(), *inline.values()):
+        node.pop("dimension_names", None)
+    assert ours == nodes
+    for path, node in inline.items():
+        node.pop("consolidated_metadata", None)
+        assert list(node) == list(nodes[f"{path}/zarr.json"])
+        assert node == nodes[f"{path}/zarr.json"]
+    found = {m.name: bytes(m.data) + m.tail for m in members if m.chunk >= 0}
+    same = undated if (compression or "").startswith("gzip") else bytes
+    assert {name: same(data) for name, data in found.items()} == {name: same(data) for name, data in chunks.items()}
 
 
-@pytest.mark.parametrize("compression", [None, "zstd:1"])
-def test_what_is_read_without_zarr_is_what_zarr_reads(compression: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    array = numbers("f4", (997, 3))
-    members = writer.encode({"x": array}, attributes={}, compression=compression, chunk_bytes=500, copy=False)
-    chunks = {m.name: bytes(m.data) + m.tail for m in members}
-    ranges = {"x": [(0, 5), (5, 5), (5, 400), (390, 997)]}
-    quick = groups.decode(chunks["zarr.json"], chunks, ranges)["x"]
-    monkeypatch.setattr(rawchunks, "described", lambda path, node: None)
-    for ours, theirs, (start, stop) in zip(
-        quick, groups.decode(chunks["zarr.json"], chunks, ranges)["x"], ranges["x"], strict=True
-    ):
-        np.testing.assert_array_equal(ours, theirs)
-        np.testing.assert_array_equal(ours, array[start:stop])
-    assert not np.shares_memory(quick[2], quick[3])
+@pytest.mark.parametrize("compression", [None, "zstd:1", "gzip:1"])
+def test_what_is_read_is_what_zarr_reads(compression: str | None) -> None:
+    arrays = {"x": numbers("f4", (997, 3)), "t": np.array(["a", "Grüße", ""] * 332 + ["z"], object)}
+    members = writer.encode(arrays, attributes={}, compression=compression, chunk_bytes=500, copy=False)
+    stored = {m.name: bytes(m.data) + m.tail for m in members}
+    ranges = [(0, 5), (5, 5), (5, 400), (390, 997)]
+    group = zarr.open_group(MemoryStore({k: cpu.Buffer.from_bytes(v) for k, v in stored.items()}), mode="r")
+    found = groups.decode(stored["zarr.json"], stored, dict.fromkeys(arrays, ranges))
+    for path, array in arrays.items():
+        for ours, (start, stop) in zip(found[path], ranges, strict=True):
+            np.testing.assert_array_equal(ours, np.asarray(group[path][start:stop]))  # type: ignore[index]
+            np.testing.assert_array_equal(ours, array[start:stop])
+    assert not np.shares_memory(found["x"][2], found["x"][3])
+
+
+@pytest.mark.parametrize("compression", ["zstd:1", "gzip:1"])
+def test_a_chunk_that_says_or_holds_another_size_takes_no_memory(compression: str) -> None:
+    """Zeros are tiny when they are compressed: what is in there is bounded before it is made."""
+    codec = codecs.compressor(compression)
+    for count, dtype in ((1 << 27, "u1"), (100, "u1"), (90, "u1"), (1 << 27, "O"), (1, "O")):
+        array = codecs.StoredArray("x", np.dtype(dtype), (99,), 99, codec.codec_id)
+        data = codec.encode(bytes(count))
+        data += codecs.checksum(data).to_bytes(4, "little")
+        tracemalloc.start()
+        with pytest.raises(CorruptChunkError):
+            codecs.decoded(array, data)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert dtype == "O" or peak < 1 << 20
+
+
+def test_texts_that_say_they_are_more_than_rows_are_refused() -> None:
+    array = codecs.StoredArray("t", np.dtype(object), (2,), 2, "")
+    good = VLenUTF8().encode(np.array(["ab", "c"], object))
+    for data in (b"\xff" * 4 + good[4:], (3).to_bytes(4, "little") + good[4:], good[:-1], good[:9], good[:3], b""):
+        with pytest.raises(CorruptChunkError):
+            codecs.decoded(array, bytes(data) + codecs.checksum(bytes(data)).to_bytes(4, "little"))
 
 
 def test_what_a_shard_shares_is_not_copied() -> None:
