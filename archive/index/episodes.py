@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -202,7 +202,8 @@ class EpisodeIndex:
         lists = self.snapshot.take(self.chains.rows, ["model_weights_uuids"])["model_weights_uuids"].to_pylist()
         ends = self.chains.offsets.tolist()
         joined = [list(dict.fromkeys(u for uuids in lists[a:b] for u in uuids or ())) for a, b in pairwise(ends)]
-        return pa.chunked_array([pa.array(joined, pa.list_(pa.string()))])
+        edges = np.cumsum([0, *map(len, joined)], dtype=np.int32)
+        return pa.chunked_array([pa.ListArray.from_arrays(arrow(edges), texts(list(chain.from_iterable(joined))))])
 
     def mask(self, **conditions: Any) -> Mask:
         """A mask of the episodes that meet all conditions (see Episodes.filter); None stands for no condition."""

@@ -121,7 +121,7 @@ def concat(kind: str, parts: Iterable[pa.Table]) -> pa.Table:
     import pyarrow as pa
 
     parts = list(parts)
-    return pa.concat_tables(parts).unify_dictionaries() if parts else schema(kind).empty_table()
+    return pa.concat_tables(parts).unify_dictionaries() if parts else pa.Table.from_batches([], schema(kind))
 
 
 def replaced(

@@ -150,7 +150,9 @@ def test_planning_and_reading_a_share_import_no_pandas(tmp_path: Path) -> None:
     writers = [arc.writer(rank, 2, session="s") for rank in range(2)]
     saved = []
     for w in writers:
-        w.append({"x": np.arange(20.0)}, env_ids=np.repeat([0, 1], 10), first=np.tile(np.arange(10) == 0, 2))
+        for first in (np.tile(np.arange(5) == 0, 2), None):  # an episode is a chain of segments
+            w.append({"x": np.arange(10.0)}, env_ids=np.repeat([0, 1], 5), first=first)
+            w.commit()
         attributes = {"age": dict.fromkeys(w.live["episode_id"].to_pylist(), 1)}
         saved.append(w.checkpoint(1, state={"a": 1}, columns={"p": np.arange(20.0)}, attributes=attributes))
     for pending in saved:
