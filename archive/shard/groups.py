@@ -7,7 +7,7 @@ fetched is an error, never the fill value.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 Chunks = Mapping[str, Buffer]  # member name -> stored bytes
-Decode = Callable[..., Any]  # (number of a chunk, out=None) -> its rows
 
 _MOST_IN_A_CHUNK = 1 << 48  # items: what no machine holds
 _BETWEEN = ((), ("zstd",), ("gzip",))  # codecs after the first, before the checksum
@@ -94,13 +93,12 @@ class ShardView:
             check_size(nbytes, sum(map(size_of, chunks.values())))
         except CorruptChunkError as error:
             raise CorruptChunkError(f"The zarr.json of a shard is damaged: of array {path!r}, {error}.") from error
-        decode = self.decoder(path, chunks)
         out = [np.empty((stop - start, *trailing), array.dtype) for start, stop in ranges]
         found: dict[int, Array] = {}
         for into, (start, stop) in zip(out, ranges, strict=True):
             for number in range(start // rows, -(-stop // rows)) if into.size else ():
                 if number not in found:
-                    found[number] = decode(number)
+                    found[number] = self._fetched(array, number, chunks)
                 first = number * rows
                 lo, hi = max(start, first), min(stop, first + rows)
                 into[lo - start : hi - start] = found[number][lo - first : hi - first]
@@ -135,40 +133,29 @@ class ShardView:
         array = self.describe(path)
         return not array.compression and array.dtype != object
 
-    def plain_chunk(self, path: str, number: int, chunks: Chunks, out: Array | None = None) -> Array | None:
-        """The rows of one chunk as a decoder gives them; None if it is not there, or damaged."""
-        array = self.describe(path)
-        try:
-            return decoded(array, chunks[member_name(path, len(array.shape), number)], out)
-        except (CorruptChunkError, KeyError):
-            return None
+    def chunk(self, path: str, number: int, data: Buffer, out: Array | None = None) -> Array:
+        """The rows of a stored chunk, the last one with rows that fill it up; CorruptChunkError if they are damaged.
 
-    def decoder(self, path: str, chunks: Chunks) -> Decode:
-        """A function that gives the rows of a chunk by its number.
-
-        The last chunk comes with rows that fill it up. Where `out` is given, contiguous memory for all of its rows,
-        they are put there; then that memory is returned. Else they may share memory with `chunks`. It is safe for
-        several threads.
+        Where `out` is given, contiguous memory for all of its rows, they are put there, and that memory is returned.
+        Else they may share memory with `data`.
         """
         array = self.describe(path)
-        ndim = len(array.shape)
+        try:
+            return decoded(array, data, out)
+        except CorruptChunkError as error:
+            member = member_name(path, len(array.shape), number)
+            raise CorruptChunkError(
+                f"Chunk {number} of array {path!r} (member {member!r}) does not decode: {error}. The object is damaged."
+            ) from error
 
-        def decode(number: int, out: Array | None = None) -> Array:
-            member = member_name(path, ndim, number)
-            try:
-                return decoded(array, chunks[member], out)
-            except KeyError:
-                raise MissingObjectError(
-                    f"Member {member!r} of a shard was not fetched, or is not in the chunk table: it is never read as "
-                    "zeros."
-                ) from None
-            except CorruptChunkError as error:
-                raise CorruptChunkError(
-                    f"Chunk {number} of array {path!r} (member {member!r}) does not decode: {error}. "
-                    "The object is damaged."
-                ) from error
-
-        return decode
+    def _fetched(self, array: StoredArray, number: int, chunks: Chunks) -> Array:
+        member = member_name(array.path, len(array.shape), number)
+        if member not in chunks:
+            raise MissingObjectError(
+                f"Member {member!r} of a shard was not fetched, or is not in the chunk table: it is never read as "
+                "zeros."
+            )
+        return self.chunk(array.path, number, chunks[member])
 
 
 # -- what a zarr.json says ------------------------------------------------------------------------------------------
@@ -177,7 +164,7 @@ class ShardView:
 @dataclass(frozen=True, slots=True)
 class _Codec(Record):
     name: Literal["bytes", "vlen-utf8", "zstd", "gzip", "crc32c"]  # of all that zarr knows
-    configuration: Mapping[str, Any] = records.stored({})
+    configuration: Any = records.stored(None, null=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +186,7 @@ class _ArrayNode(Record):
     shape: tuple[Count, ...]
     data_type: str
     chunk_grid: _Grid
-    chunk_key_encoding: Mapping[str, Any]
+    chunk_key_encoding: Any
     fill_value: Any
     codecs: tuple[_Codec, ...]
     storage_transformers: tuple[Any, ...] = ()
@@ -224,7 +211,7 @@ class _ArrayNode(Record):
             raise MisshapenError("its chunks are not whole rows")
         if self.data_type not in FILLS or type(self.fill_value) not in (bool, int, float, str, list):
             raise MisshapenError(f"its dtype is {self.data_type!r:.40}, its fill value {self.fill_value!r:.40}")
-        if self.codecs[0].configuration.get("endian", "little") != "little" or self.storage_transformers:
+        if self.codecs[0].configuration not in (None, {}, {"endian": "little"}) or self.storage_transformers:
             raise MisshapenError("its rows are not stored as they lie in memory")
         if self.chunk_key_encoding not in ({"name": "default"}, KEYS):
             raise MisshapenError("its chunks have other names")

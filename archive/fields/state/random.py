@@ -129,10 +129,6 @@ def _check_state(decoder: StateDecoder, state: Any, fresh: Any, name: str = "sta
         _check_state(decoder, state[key], fresh[key], key)
 
 
-def _once(tag: str, decode: Callable[[StateDecoder, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda decoder, payload: decoder.once(tag, payload, lambda: decode(decoder, payload))
-
-
 _ENCODERS: dict[type, Callable[[StateEncoder, Any], Any]] = {
     **dict.fromkeys(_BIT_GENERATORS.values(), _encode_bits),
     np.random.Generator: _encode_generator,
@@ -140,8 +136,8 @@ _ENCODERS: dict[type, Callable[[StateEncoder, Any], Any]] = {
     random.Random: _encode_python,
 }
 DECODERS: dict[str, Callable[[Any, Any], Any]] = {
-    "$np.bitgenerator": _once("$np.bitgenerator", _decode_bits),
-    "$np.generator": _once("$np.generator", _decode_generator),
-    "$np.randomstate": _once("$np.randomstate", _decode_legacy),
-    "$random": _once("$random", _decode_python),
+    "$np.bitgenerator": _decode_bits,
+    "$np.generator": _decode_generator,
+    "$np.randomstate": _decode_legacy,
+    "$random": _decode_python,
 }

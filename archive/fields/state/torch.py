@@ -172,13 +172,11 @@ def _library(name: str) -> Any:
 
 
 DECODERS: dict[str, Callable[[Any, Any], Any]] = {
-    "$tensor": lambda decoder, payload: decoder.once("$tensor", payload, lambda: _decode_tensor(decoder, payload)),
+    "$tensor": _decode_tensor,
     "$torch.size": _decode_size,
     "$torch.dtype": lambda decoder, payload: _torch_dtype(payload),
     "$torch.device": _decode_device,
-    "$torch.generator": lambda decoder, payload: decoder.once(
-        "$torch.generator", payload, lambda: _decode_generator(decoder, payload)
-    ),
+    "$torch.generator": _decode_generator,
     "$tensordict": _decode_tensordict,
     "$tensordict.nontensor": _decode_nontensor,
 }

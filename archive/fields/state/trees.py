@@ -170,11 +170,13 @@ class StateDecoder(jsontree.Decoder):
             self.corrupt(f"array {key} is {array.dtype}{list(array.shape)}, not {dtype}{shape!s:.60}")
         return array
 
-    def once(self, tag: str, payload: Any, decode: Callable[[], Any]) -> Any:
+    def _tagged(self, tag: str, payload: Any) -> Any:
         """One object for all places that the same object was stored from."""
+        if tag not in self.shared:
+            return super()._tagged(tag, payload)
         seen = f"{tag} {payload!r}"
         if seen not in self._seen:
-            self._seen[seen] = decode()
+            self._seen[seen] = super()._tagged(tag, payload)
         return self._seen[seen]
 
     def _array(self, payload: Any) -> Array:
@@ -210,8 +212,8 @@ class StateDecoder(jsontree.Decoder):
 
     decoders: ClassVar[dict[str, Callable[[Any, Any], Any]]] = {
         **jsontree.Decoder.decoders,
-        "$array": lambda self, payload: self.once("$array", payload, lambda: self._array(payload)),
-        "$blob": lambda self, payload: self.once("$blob", payload, lambda: self._blob(payload)),
+        "$array": _array,
+        "$blob": _blob,
         "$bytearray": lambda self, payload: bytearray(base64.b64decode(payload, validate=True)),
         "$np.scalar": _scalar,
         "$np.str": _np_str,
@@ -222,6 +224,7 @@ class StateDecoder(jsontree.Decoder):
         **torch.DECODERS,
         **random.DECODERS,
     }
+    shared = frozenset({"$array", "$blob", "$tensor", "$torch.generator", *random.DECODERS})
 
 
 def describe_dtype(dtype: np.dtype[Any]) -> Any:

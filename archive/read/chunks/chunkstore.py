@@ -287,7 +287,9 @@ class ChunkStore:
         for chunk, member, values in zip(chunks, members, found, strict=True):
             if values is None:
                 counts.requests += shard not in self._shards.views
-                values = self._shards.chunk(shard, pool.array, chunk - first, pool.like, stored, self._segments.owners)
+                values = self._shards.chunk(
+                    shard, pool.array, chunk - first, pool.like, stored[member], self._segments.owners
+                )
             if self._disk is not None and not pool.on_disk[chunk]:
                 crc32c = int(array.crc32c[chunk - first])
                 pool.on_disk[chunk] = self._disk.put(f"{shard}/{member}", stored[member], crc32c)

@@ -21,7 +21,6 @@ import numpy as np
 
 from archive.arrays import Ints, merge_runs
 from archive.base import ByteRange, side_by_side, usable_cores
-from archive.fields import Array
 from archive.index import METADATA, ArrayChunks, ShardReads, chunkindex
 from archive.read.chunks.segments import Segments
 from archive.read.chunks.shards import MAX_FILLING_BYTES, Owners, ReadPlan, Shards, checked, episode_in
@@ -210,7 +209,7 @@ class ShardRead:
         self._shards, self._owners, self._reads, self._wants, self._runs = shards, owners, reads, wants, runs
         self._rows: dict[str, list[ChunkRows]] = {}  # member -> where its rows go
         self._homes: dict[str, Rooms] = {}  # member -> memory for its bytes, of those that are read into their place
-        self._doubtful: dict[str, Buffer] = {}  # what is decoded when all has come
+        self._at_hand: dict[str, Buffer] = {}  # what an earlier read had fetched
         self._tails: dict[str, LastChunk] | None = None
         self._last: dict[str, tuple[int, str]] = {}  # of each array the chunk in which reading stops, and its member
         self._kept: dict[str, bytes] = {}
@@ -237,7 +236,7 @@ class ShardRead:
     def keep_last(self, tails: dict[str, LastChunk]) -> None:
         """Take chunks that are at hand; those in which this read stops take their place."""
         self._tails = tails
-        self._doubtful = {tail.member: tail.data for tail in tails.values()}
+        self._at_hand = {tail.member: tail.data for tail in tails.values()}
         for name, (_, stops) in self._runs.items():
             chunks = self._shards.index(self.shard).array(name)
             number = (int(stops.max()) - 1) // chunks.rows
@@ -304,32 +303,25 @@ class ShardRead:
             self._kept[piece.member] = b"".join(rooms)
         home = rooms is self._homes.get(piece.member)
         if not (home and view.is_raw(piece.array) and checksum(*rooms[:-1]) == piece.crc32c):
-            whole = b"".join(rooms) if home else data
-
-            def decode(number: int, out: Array | None) -> Array | None:
-                return view.plain_chunk(piece.array, number, {piece.member: whole}, out)
-
-            if not put(self._rows[piece.member], decode):
-                self._doubtful[piece.member] = whole
+            self._decode(piece.array, piece.member, b"".join(rooms) if home else data)
         with self._lock:
             self._left -= 1
             last = not self._left
         if last:
             self._finish()
 
-    def _finish(self) -> None:
-        """Decode what was at hand; for what did not decode as it came, raise the error that says why."""
+    def _decode(self, array: str, member: str, data: Buffer) -> None:
+        """Put the rows of a chunk into their places."""
         assert self._view is not None
-        for name, wants in self._wants.items() if self._doubtful else ():
-            members = self._shards.index(self.shard).array(name).member
-            found = [self._rows[m] for m in members if m in self._doubtful and m in self._rows]
-            ranges = [edges for rows in found for one in rows for edges in one.ranges()]
-            decode = self._shards.decoder(
-                self._view, self.shard, name, wants[0].like, ranges, self._doubtful, self._owners
-            )
-            for rows in found:
-                put(rows, decode)
-        self._doubtful.clear()
+        put(self._rows[member], partial(self._shards.decoded, self._view, self.shard, self._owners, array, data))
+
+    def _finish(self) -> None:
+        """Decode what was at hand."""
+        for name in self._wants if self._at_hand else ():
+            for member in self._shards.index(self.shard).array(name).member:
+                if member in self._at_hand and member in self._rows:
+                    self._decode(name, member, self._at_hand[member])
+        self._at_hand.clear()
         self._rows.clear()
         self._homes.clear()
         if self._tails is not None:

@@ -23,7 +23,6 @@ REMOTE_GAP_BYTES = 256 * 1024  # between chunks of a batch: these bytes come soo
 MAX_VIEWS = 1024  # shards whose metadata is kept
 Owners = Mapping[str, str]  # shard -> an episode that lies in it, for errors
 Owner = Callable[[], str]  # names what lies in a shard
-Chunks = Mapping[str, bytes | memoryview]  # member -> its bytes
 
 
 @dataclass(frozen=True)
@@ -141,23 +140,15 @@ class Shards:
             self.views.pop(old, None)
         return view
 
-    def decoder(
-        self, view: ShardView, shard: str, array: str, like: Array, ranges: Sequence[tuple[int, int]], chunks: Chunks,
-        owners: Owners,
-    ) -> Callable[[int, Array | None], Array]:  # fmt: skip
-        """A function that gives the rows of each chunk, of the dtype and shape of `like`, that holds these ranges of
-        rows."""
-        self.check(view, shard, array, like, ranges, owners)
-        decode = view.decoder(array, chunks)
-
-        def decoded(number: int, out: Array | None = None) -> Array:
-            try:
-                rows: Array = decode(number, out)
-                return rows
-            except ArchiveError as e:
-                raise self._undecodable(e, shard, array, owners) from e
-
-        return decoded
+    def decoded(
+        self, view: ShardView, shard: str, owners: Owners, array: str, data: bytes | memoryview, number: int,
+        out: Array | None = None,
+    ) -> Array:  # fmt: skip
+        """The rows of a chunk of an array that was checked, as `ShardView.chunk` gives them."""
+        try:
+            return view.chunk(array, number, data, out)
+        except ArchiveError as e:
+            raise self._undecodable(e, shard, array, owners) from e
 
     def check(
         self, view: ShardView, shard: str, array: str, like: Array, ranges: Sequence[tuple[int, int]], owners: Owners
@@ -169,11 +160,14 @@ class Shards:
         except ArchiveError as e:
             raise self._undecodable(e, shard, array, owners) from e
 
-    def chunk(self, shard: str, array: str, number: int, like: Array, chunks: Chunks, owners: Owners) -> Array:
+    def chunk(
+        self, shard: str, array: str, number: int, like: Array, data: bytes | memoryview, owners: Owners
+    ) -> Array:
         """The rows of one chunk, by the shard's metadata, which is fetched if it is not at hand."""
         view = self.views.get(shard) or self._fetched_view(shard, owners)
         first = number * self.index(shard).array(array).rows
-        return self.decoder(view, shard, array, like, [(first, first + 1)], chunks, owners)(number, None)
+        self.check(view, shard, array, like, [(first, first + 1)], owners)
+        return self.decoded(view, shard, owners, array, data, number)
 
     def _fetched_view(self, shard: str, owners: Owners) -> ShardView:
         ((_, _, chunks),) = self.fetched(ReadPlan({shard: self.index(shard).plan({})}), owners)

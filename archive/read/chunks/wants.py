@@ -11,7 +11,7 @@ import numpy as np
 from archive.arrays import Ints, Pieces, spans
 from archive.fields import Array
 
-Decode = Callable[[int, Array | None], Array | None]  # a chunk's number, memory for all of its rows -> its rows
+Decode = Callable[[int, Array | None], Array]  # a chunk's number, memory for all of its rows -> its rows
 MANY = 8  # runs of rows of one chunk, from which on short ones are copied together
 SHORT_BYTES = 4096
 
@@ -75,27 +75,21 @@ class ChunkRows(NamedTuple):
     rows: int
     number: int
 
-    def put(self, decode: Decode) -> bool:
-        """Put the rows into memory, decoded straight into their place if they can be; false where they are not."""
+    def put(self, decode: Decode) -> None:
+        """Put the rows into memory, decoded straight into their place if they can be."""
         target = self._target(0)
         direct = len(self.lo) == 1 and self.counts[0] == self.rows and target.flags.c_contiguous
         direct = direct and target.dtype != object
         values = decode(self.number, target if direct else None)
-        if values is None or (direct and values is target):
-            return values is not None
+        if direct and values is target:
+            return
         if len(self.lo) >= MANY and self.counts.sum() * values[0:1].nbytes < SHORT_BYTES * len(self.lo):
             for array, own in _of_each(self.piece):
                 to, lo, count = self.to[own], self.lo[own], self.counts[own]
                 self.arrays[array][spans(to, count)] = values[spans(lo, count)]
-            return True
+            return
         for i, (lo, count) in enumerate(zip(self.lo.tolist(), self.counts.tolist(), strict=True)):
             self._target(i)[...] = values[lo : lo + count]
-        return True
-
-    def ranges(self) -> list[tuple[int, int]]:
-        """The rows as ranges of the array."""
-        first = self.number * self.rows
-        return [(first + lo, first + lo + n) for lo, n in zip(self.lo.tolist(), self.counts.tolist(), strict=True)]
 
     def rooms(self, like: Array) -> list[memoryview] | None:
         """Memory for the bytes of all rows of the chunk, which has rows as `like`, in order: where they go, and
@@ -129,13 +123,14 @@ def unwanted(nbytes: int) -> list[memoryview]:
     return [memoryview(bytearray(nbytes))] if nbytes else []
 
 
-def put(found: Sequence[ChunkRows], decode: Decode) -> bool:
-    """Put rows of one chunk, of a want each, into memory; false where it is not decoded. It is decoded once, straight
-    into its place if it can be."""
+def put(found: Sequence[ChunkRows], decode: Decode) -> None:
+    """Put rows of one chunk, of a want each, into memory. It is decoded once, straight into its place if it can be."""
     if len(found) == 1:
-        return found[0].put(decode)
+        found[0].put(decode)
+        return
     values = decode(found[0].number, None)
-    return values is not None and all(one.put(lambda number, out: values) for one in found)
+    for one in found:
+        one.put(lambda number, out: values)
 
 
 def chunk_rows(want: Want, rows: int) -> Iterator[ChunkRows]:
