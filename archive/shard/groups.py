@@ -22,6 +22,7 @@ from archive.base import (
     UsageError,
     cached_property,
     records,
+    stored,
 )
 from archive.shard.codecs import FILLS, KEYS, MAX_NDIM, TEXTS, StoredArray, check_size, decoded, dtype_of, member_name
 from archive.shard.packing import Buffer, size_of
@@ -164,7 +165,7 @@ class ShardView:
 @dataclass(frozen=True, slots=True)
 class _Codec(Record):
     name: Literal["bytes", "vlen-utf8", "zstd", "gzip", "crc32c"]  # of all that zarr knows
-    configuration: Any = records.stored(None, null=True)
+    configuration: Any = stored(None, null=True)
 
 
 @dataclass(frozen=True, slots=True)

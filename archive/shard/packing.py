@@ -109,7 +109,7 @@ def pack(members: Sequence[Member]) -> tuple[list[Buffer], list[Placed]]:
     entries: list[_ZipEntry] = []
     position = 0
     for member in members:
-        data = _deflate(member.data) if _is_metadata(member) else member.data
+        data = _deflate(member.data) if member.chunk < 0 else member.data
         entry = _entry(member, data, position)
         header = entry.local_header()
         row = _place(member, data, position + len(header))
@@ -117,7 +117,8 @@ def pack(members: Sequence[Member]) -> tuple[list[Buffer], list[Placed]]:
         placed.append(row)
         entries.append(entry)
         position = row.offset + row.size
-    buffers.append(_directory(entries, position))
+    rows = b"".join(entry.directory_row() for entry in entries)
+    buffers.append(rows + b"".join(_end_records(len(entries), len(rows), position)))
     return buffers, placed
 
 
@@ -143,10 +144,6 @@ def inflate(data: Buffer) -> bytes:
 
 def _damaged(what: str) -> str:
     return f"A shard's packed zarr.json {what}: read it again; if it stays so, the shard is damaged (`archive verify`)."
-
-
-def _is_metadata(member: Member) -> bool:
-    return member.chunk < 0
 
 
 def _deflate(data: Buffer) -> bytes:
@@ -200,13 +197,8 @@ def size_of(data: Buffer) -> int:
     return data.nbytes if isinstance(data, memoryview) else len(data)
 
 
-def _directory(entries: Sequence[_ZipEntry], start: int) -> bytes:
-    """The central directory and its end records, ZIP64 where a count or an offset needs it."""
-    rows = b"".join(entry.directory_row() for entry in entries)
-    return rows + b"".join(_end_records(len(entries), len(rows), start))
-
-
 def _end_records(count: int, size: int, start: int) -> Iterator[bytes]:
+    """The end records of a central directory, ZIP64 where a count or an offset needs it."""
     if count >= _MAX_UINT16 or max(size, start) >= _MAX_UINT32:
         versions = (_CREATOR_UNIX | _NEEDS_ZIP64, _NEEDS_ZIP64)
         yield struct.pack("<4sQHHIIQQQQ", b"PK\x06\x06", 44, *versions, 0, 0, count, count, size, start)

@@ -150,9 +150,7 @@ def _prepared(path: str, array: Array, *, copy: bool) -> Array:
 
     if not 1 <= array.ndim <= MAX_NDIM:
         raise FieldError(f"Field {path!r} has {array.ndim} axes: 1 to {MAX_NDIM} can be stored.")
-    if array.dtype.kind == "O":
-        if not all(isinstance(value, str) for value in array.flat):
-            raise FieldError(f"Field {path!r} has objects that are not str: convert them to str or numbers before.")
+    if array.dtype == object:
         return array
     if array.dtype.kind not in "biufc" or array.dtype.char in "gG":
         raise FieldError(f"Field {path!r} has dtype {array.dtype}, which zarr does not store: view it as another.")
@@ -164,7 +162,10 @@ def _field_bytes(path: str, array: Array) -> int:
     if array.dtype != object:
         return array.nbytes
     try:
-        return sum(len(text.encode()) + 4 for text in array.flat)
+        return sum(len(str.encode(text)) + 4 for text in array.flat)
+    except TypeError as error:
+        message = f"Field {path!r} has objects that are not str: convert them to str or numbers before."
+        raise FieldError(message) from error
     except UnicodeEncodeError as error:
         raise FieldError(f"Field {path!r} has a str that is not Unicode ({error}): replace lone surrogates.") from error
 
@@ -223,7 +224,7 @@ def _json(name: str, node: Mapping[str, Any]) -> Member:
 
 
 def _node(array: Array, rows: int, codec: Any, names: list[str]) -> dict[str, Any]:
-    """What the zarr.json of an array says, key by key as zarr writes it."""
+    """The zarr.json of an array, key by key as zarr writes it."""
     kind = codecs.TEXTS if array.dtype == object else array.dtype.name
     endian = {"configuration": {"endian": "little"}} if array.dtype.itemsize > 1 else {}
     values = {"name": "vlen-utf8", "configuration": {}} if kind == codecs.TEXTS else {"name": "bytes", **endian}

@@ -210,29 +210,15 @@ class ShareBuffer:
         roles = [roles_of(one) for one in self._shown.schemas]
         return [{path: role for code in key for path, role in roles[code].items()} for key in self._kinds[1]]
 
-    @cached_property
-    def _with_steps(self) -> list[int]:
-        """The schemas that some step has, by number."""
-        stretches = self._shown.spans
-        out: list[int] = np.unique(self._shown.code[stretches.hi > stretches.lo]).tolist()
-        return out
-
-    @property
-    def partly_late(self) -> frozenset[Path]:
-        """Fields that were added to some of its steps after they were written, and that others lack."""
-        view = self._shown
-        found = [{spec.path for spec in view.schemas[code].fields} for code in self._with_steps]
-        late = frozenset(path for code in self._with_steps for path in view.late[code])
-        return late - frozenset.intersection(*map(frozenset, found)) if found else late
-
     def row_specs(self) -> dict[Path, FieldSpec] | None:
         """The spec of each field, where all steps have the same ones, of numbers and of one row a step; None otherwise.
-        Fields that are `partly_late` are left out."""
-        left_out = self.partly_late
-        found = [
-            {f.path: replace(f, next_of="") for f in self._shown.schemas[code].fields if f.path not in left_out}
-            for code in self._with_steps
-        ]
+        Fields that were added to some of the steps after they were written, and that others lack, are left out."""
+        view = self._shown
+        there = np.unique(view.code[view.spans.hi > view.spans.lo]).tolist()  # schemas that some step has
+        found = [{spec.path: replace(spec, next_of="") for spec in view.schemas[code].fields} for code in there]
+        late = {path for code in there for path in view.late[code]}
+        left_out = {path for path in late if not all(path in specs for specs in found)}
+        found = [{path: spec for path, spec in specs.items() if path not in left_out} for specs in found]
         alike = found and all(specs == found[0] for specs in found) and all(map(_is_rows, found[0].values()))
         return found[0] if alike else None
 
