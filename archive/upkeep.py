@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from archive.base import UsageError
-from archive.index import EpisodeIndex, Resume, Snapshot, looked_at
+from archive.index import EpisodeIndex, Snapshot
 from archive.log import DEFAULT_RUN, About, Commit, CommitLog, Place, sessions
 from archive.store import Storage
+from archive.write import Resume, looked_at
 
 if TYPE_CHECKING:
     from datetime import timedelta

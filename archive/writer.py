@@ -14,7 +14,6 @@ from typing import Any, Self
 from archive.base import ClosedError, UsageError, check_text, git_revision, logger, one_line, size
 from archive.checkpoint import MAIN_BUFFER, Keep, Pending, Saver, finish_at_exit, fresh_rows, watch
 from archive.fields import Schema
-from archive.index import Resume, looked_at
 from archive.journal import Journal, JournalObjects
 from archive.journaled import Journaled
 from archive.ledger import Ledger, Ledgers
@@ -32,10 +31,12 @@ from archive.write import (
     Ids,
     ObjectKind,
     Pipeline,
+    Resume,
     ShardObjects,
     Work,
     Written,
     imports,
+    looked_at,
 )
 
 

@@ -25,7 +25,7 @@ from archive.base import (
     jsontree,
 )
 from archive.checkpoint import resumption
-from archive.index import ByWriter, EpisodeIndex, Later, Resume, Snapshot
+from archive.index import ByWriter, EpisodeIndex, Later, Snapshot
 from archive.ledger import LedgerView
 from archive.log import Commit, FileRef, Origin, Sequences, tablefiles
 from archive.read import Episodes, Reader, Spans
@@ -33,6 +33,7 @@ from archive.saved import UNCONSUMED, AttributeRef, ColumnRef, Part
 from archive.steps import Steps, row_codes
 from archive.store import Storage
 from archive.views import reports
+from archive.write import Resume
 
 if TYPE_CHECKING:
     import pyarrow as pa

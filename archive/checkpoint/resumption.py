@@ -13,13 +13,14 @@ import numpy as np
 
 from archive.arrays import Ints
 from archive.base import ArchiveError, CorruptManifestError, PartialCheckpointError, UsageError, jsontree, logger, size
-from archive.index import BufferResume, EpisodeIndex, KnownEpisode, LiveRuns, Resume, Stream, Unfinished, chains
+from archive.index import EpisodeIndex, chains
 from archive.log import Commit, ForkedFrom, read_of, tablefiles
 from archive.read import Episodes
 from archive.saved import Part
 from archive.steps import Steps, places, row_codes
 from archive.store import IOStats, Storage
 from archive.tables import NO_ENV
+from archive.write import BufferResume, EpisodeRecord, LiveRuns, Resume, Stream
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -127,7 +128,7 @@ def _begins(
 
 def _known(
     index: EpisodeIndex, numbers: Sequence[int], begins: Mapping[int, tuple[int, int]], unfinished: Sequence[str]
-) -> list[KnownEpisode]:
+) -> list[EpisodeRecord]:
     """What a writer must know of each episode, from its first and last segments, and where its live steps begin."""
     chosen = np.array(numbers, np.int64)
     rows = index.snapshot.take(index.chains.lasts()[chosen], _ROW).to_pylist()
@@ -135,18 +136,19 @@ def _known(
     out = []
     for number, row, first in zip(numbers, rows, begun, strict=True):
         e, begin = begins.get(number, (-1, 0))
-        rest = None
+        out.append(EpisodeRecord(row["episode_id"], e, begin, not first, stored=row["episode_start"] + row["length"]))
         if row["episode_id"] in unfinished:
-            address = chains.address(row["session"], row["rank"], row["sequence"])
-            rest = Unfinished(address, row["return"], jsontree.loads(row["metadata"]) if row["metadata"] else {})
-        stored, broken = row["episode_start"] + row["length"], not row["last"] and rest is None
-        out.append(KnownEpisode(row["episode_id"], e, begin, stored, not first, broken, rest))
+            out[-1].predecessor = chains.address(row["session"], row["rank"], row["sequence"])
+            out[-1].returned = row["return"]
+            out[-1].metadata = jsontree.loads(row["metadata"]) if row["metadata"] else {}
+        else:
+            out[-1].sealed, out[-1].broken = True, not row["last"]
     return out
 
 
 def _without_live_steps(
-    known: Sequence[KnownEpisode], bare: Collection[int], open_at: Mapping[int, int], next_positions: Mapping[int, int]
-) -> list[KnownEpisode]:
+    known: Sequence[EpisodeRecord], bare: Collection[int], open_at: Mapping[int, int], next_positions: Mapping[int, int]
+) -> list[EpisodeRecord]:
     """Open episodes whose steps have all left the buffer stand in the env row that they go on in."""
     out = list(known)
     for place, env in open_at.items():

@@ -8,7 +8,6 @@ from archive.index.chains import Branches, ByWriter
 from archive.index.chunkindex import METADATA, ArrayChunks, ShardIndex, ShardReads
 from archive.index.episodes import COLUMNS, METADATA_COLUMN, EpisodeIndex, value_set
 from archive.index.expressions import Met, matching
-from archive.index.live import OWN, BufferResume, KnownEpisode, LiveRuns, Resume, Stream, Unfinished, looked_at
 from archive.index.reachable import Reach, Walk, checkpoint_places, held_rows
 from archive.index.snapshot import Later, Snapshot, run_of_session
 
@@ -16,23 +15,16 @@ __all__ = [
     "COLUMNS",
     "METADATA",
     "METADATA_COLUMN",
-    "OWN",
     "ArrayChunks",
     "Branches",
-    "BufferResume",
     "ByWriter",
     "EpisodeIndex",
-    "KnownEpisode",
     "Later",
-    "LiveRuns",
     "Met",
     "Reach",
-    "Resume",
     "ShardIndex",
     "ShardReads",
     "Snapshot",
-    "Stream",
-    "Unfinished",
     "Walk",
     "chains",
     "checkpoint_places",
@@ -40,7 +32,6 @@ __all__ = [
     "expressions",
     "held_rows",
     "labels",
-    "looked_at",
     "matching",
     "run_of_session",
     "value_set",

@@ -17,12 +17,11 @@ from archive import tables
 from archive.arrays import Ints, offsets_of, spans
 from archive.base import cached_property, jsontree
 from archive.fields import dtypes
-from archive.index import LiveRuns, Stream
 from archive.saved.delta import Delta
 from archive.saved.index import PartBuffer, PartIndex, Stretch
 from archive.steps import Steps
 from archive.tables import NO_ENV, coded
-from archive.write import Column, Cut, live_table
+from archive.write import Column, Cut, LiveRuns, Stream, live_table
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,13 +11,12 @@ import numpy as np
 
 from archive import tables
 from archive.base import AlreadyExistsError, CheckpointError, cached_property, escape, git_revision, layout
-from archive.index import LiveRuns
 from archive.log import Discarded, Lineage, Place, Sighting
 from archive.saved.index import UNCONSUMED, AttributeRef, ColumnRef, PartBuffer, PartIndex, PartRows, StateRef
 from archive.saved.object import Part, RankRows, pack
 from archive.shard import Member, encode, file_member
 from archive.store import Storage
-from archive.write import Column, Cut, Written, column_path, digest
+from archive.write import Column, Cut, LiveRuns, Written, column_path, digest
 
 Array = np.ndarray[Any, Any]
 Gone = Callable[[Collection[str]], Collection[str]]

@@ -9,6 +9,7 @@ from archive.write.buffer import Buffer
 from archive.write.cut import Column, Cut, column_path, digest, live_table
 from archive.write.episodes import EpisodeRecord, Ids
 from archive.write.intake import StepsPart, owned
+from archive.write.live import OWN, BufferResume, LiveRuns, Resume, Stream, looked_at
 from archive.write.pipeline import Changes, Pipeline
 from archive.write.slabs import slab_bytes
 from archive.write.works import (
@@ -25,20 +26,25 @@ from archive.write.works import (
 )
 
 __all__ = [
+    "OWN",
     "Block",
     "Buffer",
+    "BufferResume",
     "Changes",
     "Column",
     "Cut",
     "EpisodeRecord",
     "Ids",
+    "LiveRuns",
     "ObjectDraft",
     "ObjectKind",
     "Pipeline",
+    "Resume",
     "Seal",
     "ShardObjects",
     "Slab",
     "StepsPart",
+    "Stream",
     "Upload",
     "Work",
     "Written",
@@ -48,6 +54,7 @@ __all__ = [
     "encoded",
     "imports",
     "live_table",
+    "looked_at",
     "owned",
     "rows_alone",
     "shard",

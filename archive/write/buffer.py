@@ -13,7 +13,6 @@ import numpy as np
 from archive.arrays import Ints, Memory
 from archive.base import FieldError, Losses, NotFoundError, UsageError, check_text, logger
 from archive.fields import Kinds, Schema
-from archive.index import BufferResume, KnownEpisode, LiveRuns
 from archive.log import Place
 from archive.shard import SHARD_BYTES
 from archive.steps import Steps
@@ -23,7 +22,7 @@ from archive.write.blocks import Block
 from archive.write.cut import Cut
 from archive.write.episodes import End, EpisodeRecord, Ids, SegmentRows
 from archive.write.intake import StepsPart, StepWeights, TakenSteps
-from archive.write.live import LiveSet
+from archive.write.live import BufferResume, LiveRuns, LiveSet
 from archive.write.pipeline import Changes
 from archive.write.slabs import Slabs, slab_bytes
 from archive.write.streams import AppendedRows, Assigned, Streams
@@ -445,12 +444,13 @@ class Buffer:
 
     def _take_over(self, resume: BufferResume) -> None:
         """Take over live steps, positions and open episodes; the buffer must be new."""
-        places = [self.streams.records.add(_record(episode)) for episode in resume.episodes]
+        known = [replaced(one, metadata=dict(one.metadata)) for one in resume.episodes]
+        places = [self.streams.records.add(record) for record in known]
         runs = resume.runs._replace(episode=np.array(places, np.int64)[resume.runs.episode])
         self.live_set.resume(runs, resume.streams, resume.next_positions)
-        for number, episode in zip(places, resume.episodes, strict=True):
-            if episode.unfinished is None:
-                end = End(episode.begin + episode.stored, self.streams.epoch, broken=episode.broken)
+        for number, record in zip(places, known, strict=True):
+            if record.sealed:
+                end = End(record.begin + record.stored, self.streams.epoch, broken=record.broken)
                 self.streams.records.close(number, end)
         for reason, counts in resume.dropped.items():
             self.losses.add(reason, counts["episodes"], counts["steps"])
@@ -493,15 +493,3 @@ class Buffer:
         epoch = self.streams.epoch
         self.streams.epoch += 1
         return partial(self._rows_of.describe, epoch)
-
-
-def _record(episode: KnownEpisode) -> EpisodeRecord:
-    """The record of an episode that a new writer takes over."""
-    record = EpisodeRecord(episode.id, episode.env_id, episode.begin, episode.headless)
-    record.stored, rest = episode.stored, episode.unfinished
-    if rest is None:
-        record.sealed = True
-    else:
-        record.predecessor, record.returned = rest.predecessor, rest.returned
-        record.metadata = dict(rest.metadata)
-    return record

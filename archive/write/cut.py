@@ -14,8 +14,8 @@ from archive import tables
 from archive.base import ColumnError, UsageError, cached_property, check_text, escape, jsontree
 from archive.fields import dtypes, nests
 from archive.fields.state import trees
-from archive.index import OWN, LiveRuns, Stream
 from archive.write.episodes import EpisodeRecords
+from archive.write.live import OWN, LiveRuns, Stream
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -98,7 +98,7 @@ def make(
 def live_table(buffer: str, place: tuple[str, int], runs: LiveRuns, streams: Sequence[Stream]) -> pa.Table:
     """Rows of the live table: runs joined over episodes, streams named."""
     session, rank = place
-    runs = joined(runs)
+    runs = runs.merged()
     own = runs.stream == OWN
     named = [
         (session, rank, int(e)) if o else streams[int(s)] for o, s, e in zip(own, runs.stream, runs.env, strict=True)
@@ -111,12 +111,6 @@ def live_table(buffer: str, place: tuple[str, int], runs: LiveRuns, streams: Seq
             "stream_env": [n[2] for n in named], "lo": runs.lo, "hi": runs.lo + runs.length,
         },
     )  # fmt: skip
-
-
-def joined(runs: LiveRuns) -> LiveRuns:
-    """Neighbouring steps of one stream as one run, whatever episodes they belong to; episodes without steps alone."""
-    some = runs._replace(episode=np.zeros_like(runs.episode)).pick(runs.length > 0)
-    return LiveRuns.joined([LiveRuns.of(some.standing.merged()), runs.pick(runs.length == 0)]).ordered()
 
 
 def _incomplete(

@@ -76,6 +76,7 @@ class EpisodeRecord:
     predecessor: str | None = None
     weights: tuple[str | None, int | None] = (None, None)  # uuid and update count of its newest written segment
     sealed: bool = False  # a segment row says that it has ended
+    broken: bool = False  # of one that was taken over so: without a last step
 
 
 class Lot(NamedTuple):

@@ -9,7 +9,7 @@ import pytest
 from archive.adapters.xtuner import rollback
 from archive.base.errors import CorruptCommitError
 from archive.checkpoint.checkpoints import Checkpoint
-from archive.index.live import Resume
+from archive.write import Resume
 from tests.support.checkpoints import fresh, reopened, serials, steps, value_of
 
 PROGRESS = {

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from archive.index import OWN, LiveRuns
 from archive.steps import Steps
+from archive.write import OWN, LiveRuns
 from archive.write.live import LiveSet
 from tests.support.sampling import examples
 
