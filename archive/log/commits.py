@@ -22,7 +22,7 @@ from archive.store import Storage
 
 __all__ = [
     "EMPTY", "MAX_OBJECT_BYTES", "Commits", "completed", "dumps", "empty", "first_numbers", "following", "loads",
-    "loads_of", "missing", "newest", "newest_after", "newest_number", "next_after", "read", "read_all", "read_of",
+    "missing", "newest", "newest_after", "newest_number", "next_after", "read", "read_all", "read_of",
 ]  # fmt: skip
 
 _FIRST_FOLDER = "000000"
@@ -40,19 +40,16 @@ def read(storage: Storage, number: int) -> Commit:
     """Commit `number`; MissingObjectError if there is none."""
     if number == 0:
         return EMPTY
-    key = layout.commit_key(number)
-    return served(storage, loads(storage.get_head(key, MAX_OBJECT_BYTES + 1), number, storage.full_url(key)))
+    return _loaded(storage, storage.get_head(layout.commit_key(number), MAX_OBJECT_BYTES + 1), number)
+
+
+def _loaded(storage: Storage, data: bytes, number: int) -> Commit:
+    return served(storage, loads(data, number, storage.full_url(layout.commit_key(number))))
 
 
 def read_of(storage: Storage, number: int, head: Commit) -> Commit:
     """Commit `number` of the archive that `head` is of; one of another archive is an error."""
     return _checked_of(storage, read(storage, number), number, head)
-
-
-def loads_of(storage: Storage, data: bytes, number: int, head: Commit) -> Commit:
-    """The same as `read_of`, from bytes that were fetched."""
-    found = served(storage, loads(data, number, storage.full_url(layout.commit_key(number))))
-    return _checked_of(storage, found, number, head)
 
 
 def read_all(storage: Storage, numbers: Iterable[int], head: Commit) -> Iterator[Commit]:
@@ -61,7 +58,8 @@ def read_all(storage: Storage, numbers: Iterable[int], head: Commit) -> Iterator
     for at in range(0, len(wanted), _AT_ONCE):
         some = [number for number in wanted[at : at + _AT_ONCE] if number != head.number]
         data = storage.get_all([layout.commit_key(number) for number in some])
-        yield from (loads_of(storage, one, number, head) for number, one in zip(some, data, strict=True))
+        for number, one in zip(some, data, strict=True):
+            yield _checked_of(storage, _loaded(storage, one, number), number, head)
     if head.number in wanted:
         yield head
 

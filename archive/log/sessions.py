@@ -160,7 +160,11 @@ def open_session(
     recorded.  journal: the same with whether it keeps a journal.  check: called before the session is opened, unless it
     is already; nothing is written where that raises.
     """
-    may_open = partial(_check_may_open, who=who, forked_from=forked_from, seen=seen)
+
+    def may_open(head: Commit) -> None:
+        _check_run(head, who, forked_from)
+        check_seen(head, who, seen)
+
     head = log.catch_up()
     may_open(head)
     _check_same_origin(head, who, origin)
@@ -231,11 +235,6 @@ def _opened(who: Place, keep: KeepRule | None, forked_from: ForkedFrom | None, p
     return replace(
         entry, opened=parent.number + 1, keep=keep or entry.keep, forked_from=forked_from or entry.forked_from
     )
-
-
-def _check_may_open(head: Commit, who: Place, forked_from: ForkedFrom | None, seen: int) -> None:
-    _check_run(head, who, forked_from)
-    check_seen(head, who, seen)
 
 
 def _check_run(head: Commit, who: Place, forked_from: ForkedFrom | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from archive import tables
 from archive.base import ByteRange, CorruptManifestError, MissingObjectError, layout
@@ -127,24 +127,17 @@ def chunk_rows(key: str, placed: Sequence[Placed]) -> pa.Table:
 # -- folding -----------------------------------------------------------------------------------------------------------
 
 
-class Fold(NamedTuple):
-    """The neighbours [start, stop) of the present files that become one; `keep` stay, the others join the new rows."""
+def fold(rows: Sequence[int], sizes_bytes: Sequence[int], new_rows: int, *, least: int = 2) -> tuple[int, int, int]:
+    """The way in which new rows of the segments table go into the list of its files: (start, stop, keep).
 
-    start: int
-    stop: int
-    keep: int
-
-
-def fold(rows: Sequence[int], sizes_bytes: Sequence[int], new_rows: int, *, least: int = 2) -> Fold:
-    """The way in which new rows of the segments table go into the list of its files.
-
-    least: so many files are joined at least. `rows` and `sizes_bytes` are of the present files, oldest first.
+    The neighbours [start, stop) become one; `keep` files stay, the others join the new rows. least: so many files are
+    joined at least. `rows` and `sizes_bytes` are of the present files, oldest first.
     """
     keep, newer = len(rows), new_rows
     if is_recent(rows, sizes_bytes, new_rows):
         keep, newer, least = keep - 1, newer + rows[-1], max(least, _LONG)
     start, stop = files_to_join(rows[:keep], sizes_bytes[:keep], newer)
-    return Fold(start, stop, keep) if stop - start >= least else Fold(0, 0, keep)
+    return (start, stop, keep) if stop - start >= least else (0, 0, keep)
 
 
 def is_recent(rows: Sequence[int], sizes_bytes: Sequence[int], new_rows: int) -> bool:

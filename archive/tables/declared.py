@@ -70,11 +70,6 @@ class TableColumn(NamedTuple):
         """Files of earlier versions do not have it."""
         return self._replace(new=True)
 
-    @property
-    def bounded(self) -> bool:
-        """True if it has bounds of its own."""
-        return self.least > LEAST_INT or self.most < MOST_INT
-
 
 class Rule(NamedTuple):
     """A rule for values of several columns together: what is wrong, and a test whether it is so in a table."""

@@ -8,10 +8,10 @@ the texts of a column take (each may repeat what the one before begins with), th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from archive.base import CorruptManifestError
-from archive.tables.declared import COUNT, TABLES, TableColumn
+from archive.tables.declared import COUNT, LEAST_INT, MOST_INT, TABLES, TableColumn
 from archive.tables.rows import from_columns, schema
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _within(column: TableColumn, values: pa.ChunkedArray) -> bool:
         extents = pc.list_flatten(values)
         parts = [pc.struct_field(extents, name) for name in ("field", "start", "rows")]
         return not any(part.null_count for part in parts) and all(_within(COUNT, part) for part in parts[1:])
-    if not column.bounded:
+    if column.least == LEAST_INT and column.most == MOST_INT:
         return True
     bounds = pc.min_max(values).as_py()
     return bounds["min"] is None or bool(column.least <= bounds["min"] and bounds["max"] <= column.most)
@@ -168,13 +168,6 @@ def _swells(column: Any) -> bool:
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
-
-
-class _Page(NamedTuple):
-    kind: int
-    size: int  # uncompressed
-    values: int
-    encoding: int
 
 
 def _limit(data: Any) -> int:
@@ -228,23 +221,24 @@ def _columns(metadata: Any, data: memoryview, names: Sequence[str]) -> Iterator[
         for number in range(metadata.num_columns):
             column = row_group.column(number)
             if column.path_in_schema.partition(".")[0] in names:
-                yield column.path_in_schema, *_sizes(column, list(_pages(column, data)))
+                yield column.path_in_schema, *_sizes(column, _pages(column, data))
 
 
-def _sizes(column: Any, pages: list[tuple[_Page, memoryview]]) -> tuple[int, int, int]:
+def _sizes(column: Any, pages: Iterator[tuple[int, int, int, int, memoryview]]) -> tuple[int, int, int]:
+    """The bytes of a piece's pages for sure, of its texts at most, and of the largest page of doubtful texts."""
     width, listed = _WIDTHS.get(column.physical_type), "." in column.path_in_schema
     sure = doubtful = largest = entry = 0
-    for page, stored in pages:
-        sure += page.size + (width or 4) * page.values
-        if width is None and page.kind == _DICTIONARY_PAGE:
-            entry = page.size
+    for kind, size, values, encoding, stored in pages:
+        sure += size + (width or 4) * values
+        if width is None and kind == _DICTIONARY_PAGE:
+            entry = size
             if listed and entry * column.num_values > _PIECE_BYTES >= entry:
-                entry = _longest(_inflated(stored, page.size, column.compression))
-        elif width is None and page.encoding == _DELTA:
-            doubtful += page.size * page.values
-            largest = max(largest, page.size)
-        elif width is None and listed and page.encoding in (_PLAIN_DICTIONARY, _RLE_DICTIONARY):
-            sure += entry * page.values
+                entry = _longest(_inflated(stored, size, column.compression))
+        elif width is None and encoding == _DELTA:
+            doubtful += size * values
+            largest = max(largest, size)
+        elif width is None and listed and encoding in (_PLAIN_DICTIONARY, _RLE_DICTIONARY):
+            sure += entry * values
     return sure, doubtful, largest
 
 
@@ -265,9 +259,9 @@ def _longest(texts: memoryview) -> int:
     return longest
 
 
-def _pages(column: Any, data: memoryview) -> Iterator[tuple[_Page, memoryview]]:
-    """The pages of a piece by their headers, and the stored bytes of each; ValueError for an encoding that no table of
-    an archive has."""
+def _pages(column: Any, data: memoryview) -> Iterator[tuple[int, int, int, int, memoryview]]:
+    """The pages of a piece by their headers: kind, size (uncompressed), values, encoding, stored bytes. ValueError for
+    an encoding that no table of an archive has."""
     if not column.num_values and not column.total_compressed_size:  # a group without rows has no pages
         return
     at = min(o for o in (column.dictionary_page_offset, column.data_page_offset) if o)
@@ -276,13 +270,12 @@ def _pages(column: Any, data: memoryview) -> Iterator[tuple[_Page, memoryview]]:
         header, at = _struct(data, at)
         kind, size, stored = _numbers(header, 1, 2, 3)
         values, encoding = _numbers(next((header[n] for n in _ABOUT if n in header), None), 1, 4 if 8 in header else 2)
-        page = _Page(kind, size, values, encoding)
-        text = column.physical_type not in _WIDTHS and page.kind != _DICTIONARY_PAGE
-        if text and page.encoding not in _TEXTS:
-            raise ValueError(f"texts are encoded by {page.encoding}")
+        text = column.physical_type not in _WIDTHS and kind != _DICTIONARY_PAGE
+        if text and encoding not in _TEXTS:
+            raise ValueError(f"texts are encoded by {encoding}")
         if min(size, values, stored) < 0:
             raise ValueError("a page has a size below 0")
-        yield page, data[at : at + stored]
+        yield kind, size, values, encoding, data[at : at + stored]
         at += stored
 
 

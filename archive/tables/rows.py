@@ -91,8 +91,6 @@ def _array(values: Any, count: int, kind: pa.DataType) -> pa.Array:
 
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return values.cast(kind)
-    if values is None:
-        return pa.nulls(count, kind)
     if isinstance(values, str) or not hasattr(values, "__len__"):
         return _constant(values, count, kind)
     if pa.types.is_dictionary(kind):

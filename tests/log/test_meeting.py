@@ -71,7 +71,7 @@ def test_commits_of_others_within_ones_own(monkeypatch: pytest.MonkeyPatch, many
 def test_small_commits_shrink_a_long_list(monkeypatch: pytest.MonkeyPatch) -> None:
     arc = fresh()
     with arc.writer() as w, monkeypatch.context() as patch:
-        patch.setattr(tablefiles, "fold", lambda rows, sizes, new, **_: tablefiles.Fold(0, 0, len(rows)))
+        patch.setattr(tablefiles, "fold", lambda rows, sizes, new, **_: (0, 0, len(rows)))
         for n in range(60):
             w.add_episode(steps(1, n), episode_id=f"e{n}")
             w.commit()
@@ -89,7 +89,7 @@ def test_what_older_files_were_joined_into_is_used_by_a_later_try(monkeypatch: p
     arc = fresh()
     w = arc.writer()
     with monkeypatch.context() as patch:
-        patch.setattr(tablefiles, "fold", lambda rows, sizes, new, **_: tablefiles.Fold(0, 0, len(rows)))
+        patch.setattr(tablefiles, "fold", lambda rows, sizes, new, **_: (0, 0, len(rows)))
         for n in range(40):
             w.add_episode(steps(1, n))
             w.commit()
