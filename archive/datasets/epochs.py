@@ -206,23 +206,17 @@ class Epoch:
         _check(given, self.order)
         behind = min(s["epoch"] for s in given)
         current = [s for s in given if s["epoch"] == behind]
-        split = _split_of(current)
-        taken = _taken(given, behind)
-        own = taken[self.rank] if self.rank < len(taken) else []
+        split, taken = _delivered(given, current)
         self.number = behind
         if split.world == self._world:
-            self.split = split
-            self.taken = list(own)
+            self.split, self.taken = split, list(taken[self.rank])
             self.batches = next((s["batches"] for s in current if s["rank"] == self.rank), current[0]["batches"])
         else:
             self._go_on(split.left(taken))
-        if self.order.count and not any(self._ahead_of_all(taken if self.split is split else None)):
+            taken = [[0] * self.split.num_workers] * self.split.world_size
+        lanes = [(len(self.split.lane(r, w)), n) for r, each in enumerate(taken) for w, n in enumerate(each)]
+        if self.order.count and not any(n < items for items, n in lanes):
             self.begin(behind + 1)
-
-    def _ahead_of_all(self, taken: list[list[int]] | None) -> list[int]:
-        """Items left of each lane."""
-        lanes = [(r, w) for r in range(self.split.world_size) for w in range(self.split.num_workers)]
-        return [max(0, len(self.split.lane(r, w)) - (taken[r][w] if taken else 0)) for r, w in lanes]
 
 
 class InEpochs:
@@ -264,19 +258,17 @@ def _check(given: Sequence[Mapping[str, Any]], order: Order) -> None:
             )
 
 
-def _split_of(current: Sequence[Mapping[str, Any]]) -> Split:
-    first = current[0]
+def _delivered(
+    given: Sequence[Mapping[str, Any]], current: Sequence[Mapping[str, Any]]
+) -> tuple[Split, list[list[int]]]:
+    """The split of the epoch that some of the ranks are in, and the items of it that each worker of each rank has
+    delivered; of a rank that has begun the next, all."""
+    first, behind, world = current[0], current[0]["epoch"], current[0]["world_size"]
     if any(state[k] != first[k] for state in current for k in ("runs", *_WORLD)):
         raise UsageError("the states are of different checkpoints; give those that all ranks saved at the same time")
-    return Split(Positions.of(first["runs"]), *(first[k] for k in _WORLD))
-
-
-def _taken(given: Sequence[Mapping[str, Any]], behind: int) -> list[list[int]]:
-    """The items that each worker of each rank has delivered of the epoch; of a rank that has begun another, all."""
-    current = next(s for s in given if s["epoch"] == behind)
-    split, world = _split_of([current]), current["world_size"]
+    split = Split(Positions.of(first["runs"]), *(first[k] for k in _WORLD))
     if len(given) == 1:
-        return split.alike(current["taken"])
+        return split, split.alike(first["taken"])
     by_rank = {state["rank"]: state for state in given}
     if sorted(by_rank) != list(range(world)) or len(given) != world:
         raise UsageError(
@@ -286,4 +278,4 @@ def _taken(given: Sequence[Mapping[str, Any]], behind: int) -> list[list[int]]:
     if any(s["epoch"] > behind + 1 or (s["epoch"] > behind and any(s["taken"])) for s in given):
         raise UsageError("the ranks are in different epochs; give the states that all ranks saved at the same time")
     whole = [[len(split.lane(r, w)) for w in range(split.num_workers)] for r in range(world)]
-    return [list(s["taken"]) if s["epoch"] == behind else whole[r] for r, s in sorted(by_rank.items())]
+    return split, [list(s["taken"]) if s["epoch"] == behind else whole[r] for r, s in sorted(by_rank.items())]

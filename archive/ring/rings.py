@@ -4,7 +4,6 @@ writer has not seen of them, into the writer: slabs of time, oldest first."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -58,7 +57,7 @@ def append(
     if unknown:
         raise UsageError(f"ring.append() has no option {min(unknown)!r}; beside its own it takes {', '.join(_OPTIONS)}")
     leaves = nests.leaves(buffers)
-    ring = ring_of(leaves, pos, size, env_ids)
+    ring = Ring(leaves, pos, size, env_ids)
     how = dict.fromkeys(_OPTIONS) | options | {"first": first, "last": last}
     for name, value in {**how, **(columns or {})}.items():
         if name in (columns or {}) or (name in _PER_STEP and getattr(value, "ndim", 0) > 1):
@@ -139,14 +138,30 @@ def _slabs(unseen: RingSteps, live_steps: int, step_bytes: int) -> Iterator[Ring
 # -- what a ring holds ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class Ring:
     """The positions that each env row holds."""
 
-    pos: Ints
-    size: Ints
-    env_ids: Ints
-    max_length: int
+    def __init__(self, leaves: Mapping[Path, Any], pos: Any, size: Any, env_ids: Any) -> None:
+        """As `append` takes them; UsageError or FieldError for what makes no ring."""
+        if not leaves:
+            raise FieldError("the ring has no fields; give a nest of tensors [num_envs, max_length, ...]")
+        self.pos = row_values(pos, "pos", None)
+        self.size = row_values(size, "size", len(self.pos))
+        rows = np.arange(len(self.pos))
+        self.env_ids = rows if env_ids is None else row_values(env_ids, "env_ids", len(rows))
+        first = next(iter(leaves.values()))
+        self.max_length = int(first.shape[1]) if getattr(first, "ndim", 0) > 1 else 0
+        for path, leaf in leaves.items():
+            self.check(show(path), leaf)
+        bad = np.flatnonzero((self.size < 0) | (self.size > np.minimum(self.pos, self.max_length)))
+        if len(bad):
+            e = int(bad[0])
+            raise UsageError(
+                f"row {e} of the ring: size {self.size[e]} with pos {self.pos[e]} and {self.max_length} slots; size is "
+                "at most either"
+            )
+        if len(np.unique(self.env_ids)) < len(rows) or int(self.env_ids.min(initial=0)) < 0:
+            raise UsageError("env_ids of a ring are distinct and not negative, one a row")
 
     @cached_property
     def rows(self) -> Ints:
@@ -182,29 +197,6 @@ class Ring:
                 "resumed from, or open a writer without resume="
             )
         return seen
-
-
-def ring_of(leaves: Mapping[Path, Any], pos: Any, size: Any, env_ids: Any) -> Ring:
-    """The ring that pos, size and env_ids say; UsageError or FieldError for what makes none."""
-    if not leaves:
-        raise FieldError("the ring has no fields; give a nest of tensors [num_envs, max_length, ...]")
-    end = row_values(pos, "pos", None)
-    count = row_values(size, "size", len(end))
-    ids = np.arange(len(end)) if env_ids is None else row_values(env_ids, "env_ids", len(end))
-    path, leaf = next(iter(leaves.items()))
-    ring = Ring(end, count, ids, int(leaf.shape[1]) if getattr(leaf, "ndim", 0) > 1 else 0)
-    for path, leaf in leaves.items():
-        ring.check(show(path), leaf)
-    bad = np.flatnonzero((count < 0) | (count > np.minimum(end, ring.max_length)))
-    if len(bad):
-        e = int(bad[0])
-        raise UsageError(
-            f"row {e} of the ring: size {count[e]} with pos {end[e]} and {ring.max_length} slots; size is at most "
-            "either"
-        )
-    if len(np.unique(ids)) < len(ids) or int(ids.min(initial=0)) < 0:
-        raise UsageError("env_ids of a ring are distinct and not negative, one a row")
-    return ring
 
 
 def row_values(value: Any, name: str, rows: int | None) -> Ints:
