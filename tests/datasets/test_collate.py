@@ -28,10 +28,11 @@ def tokens(t: int) -> np.ndarray[Any, Any]:
     return np.arange(t, t + t % 4, dtype=np.int32)
 
 
-@pytest.fixture
-def arc(tmp_path: Path) -> archive.Archive:
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("collate") / "a"
     schema = Schema(axes={"tokens": "ragged", "goal": "free"}, json=["info"])
-    with archive.create(tmp_path / "a").writer(schema=schema) as w:
+    with archive.create(folder).writer(schema=schema) as w:
         at_step = 0
         for n in LENGTHS:
             steps = np.arange(at_step, at_step + n)
@@ -48,7 +49,12 @@ def arc(tmp_path: Path) -> archive.Archive:
                 terminated=True,
             )
             at_step += n
-    return archive.open(tmp_path / "a")
+    return folder
+
+
+@pytest.fixture
+def arc(written: Path) -> archive.Archive:
+    return archive.open(written)
 
 
 def batch_of(data: Any, indices: list[int], kind: str = "dict") -> Any:
@@ -188,6 +194,10 @@ def test_loaders_collate_as_asked(arc: archive.Archive, kind: str, workers: int)
         assert (type(batches[0]) is dict) == (kind == "dict")
         rewards = [int(r) for batch in batches for r in batch["reward"]]
     assert rewards == list(range(sum(LENGTHS)))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_loaders_collate_by_a_function(arc: archive.Archive, workers: int) -> None:
     other = {"multiprocessing_context": "forkserver"} if workers else {}
     sums = at.loader(at.StepDataset(arc.episodes, PLAIN), 5, workers, collate=sum_of_rewards, **other)
     assert sum(float(b) for b in sums) == sum(range(sum(LENGTHS)))

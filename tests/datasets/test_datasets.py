@@ -21,10 +21,10 @@ from archive.torch import EpisodeDataset, StepDataset, WindowDataset  # noqa: E4
 LENGTHS = (5, 1, 8, 3, 12)
 
 
-@pytest.fixture
-def arc(tmp_path: Path) -> archive.Archive:
-    made = archive.create(tmp_path / "a")
-    with made.writer() as w:
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("datasets") / "a"
+    with archive.create(folder).writer() as w:
         at = 0
         for n in LENGTHS:
             steps = np.arange(at, at + n)
@@ -36,7 +36,12 @@ def arc(tmp_path: Path) -> archive.Archive:
                 }
             )
             at += n
-    return archive.open(tmp_path / "a")
+    return folder
+
+
+@pytest.fixture
+def arc(written: Path) -> archive.Archive:
+    return archive.open(written)
 
 
 def test_an_item_of_an_episode_dataset_is_the_episode(arc: archive.Archive) -> None:

@@ -33,14 +33,22 @@ def make(folder: Path, lengths: tuple[int, ...], start: int, **extra: Any) -> ar
     return archive.open(folder).episodes
 
 
-@pytest.fixture
-def replay(tmp_path: Path) -> archive.Episodes:
-    return make(tmp_path / "replay", (9, 4, 17), FIRST)
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mixing")
+    make(folder / "replay", (9, 4, 17), FIRST)
+    make(folder / "demo", (6, 5), SECOND)
+    return folder
 
 
 @pytest.fixture
-def demo(tmp_path: Path) -> archive.Episodes:
-    return make(tmp_path / "demo", (6, 5), SECOND)
+def replay(written: Path) -> archive.Episodes:
+    return archive.open(written / "replay").episodes
+
+
+@pytest.fixture
+def demo(written: Path) -> archive.Episodes:
+    return archive.open(written / "demo").episodes
 
 
 class Buffer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,9 @@ from archive.fields import Ragged  # noqa: E402
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
-@pytest.fixture
-def arc(tmp_path: Path) -> archive.Archive:
-    made = archive.create(tmp_path / "a")
+@pytest.fixture(scope="module")
+def arc(tmp_path_factory: pytest.TempPathFactory) -> archive.Archive:
+    made = archive.create(tmp_path_factory.mktemp("shared") / "a")
     with made.writer() as w:
         for number in range(12):
             t = np.arange(20 + number)

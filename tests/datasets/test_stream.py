@@ -35,10 +35,16 @@ def fill(arc: archive.Archive) -> None:
             at_step += n
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stream") / "a"
+    fill(archive.create(folder))
+    return folder
+
+
 @pytest.fixture
-def arc(tmp_path: Path) -> archive.Archive:
-    fill(archive.create(tmp_path / "a"))
-    return archive.open(tmp_path / "a")
+def arc(written: Path) -> archive.Archive:
+    return archive.open(written)
 
 
 def steps_of(batches: Any) -> list[int]:
