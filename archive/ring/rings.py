@@ -142,7 +142,7 @@ class Ring:
     """The positions that each env row holds."""
 
     def __init__(self, leaves: Mapping[Path, Any], pos: Any, size: Any, env_ids: Any) -> None:
-        """As `append` takes them; UsageError or FieldError for what makes no ring."""
+        """Arguments are those of `append`; UsageError or FieldError for what makes no ring."""
         if not leaves:
             raise FieldError("the ring has no fields; give a nest of tensors [num_envs, max_length, ...]")
         self.pos = row_values(pos, "pos", None)
