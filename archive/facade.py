@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from archive.base import MissingObjectError, NotFoundError, UsageError, one_line
@@ -142,13 +143,12 @@ class Archive(Upkeep):
             if start is not None:
                 rank, world_size, run = start.rank, start.world_size, start.run
             who = place(rank, world_size, DEFAULT_RUN if run is None else run, session)
-            self._look_after_tails(log, who, start)
             forgets = self._forgets(log, who, keep, forget)
             if (os.getpid(), self.id) not in _checked:
                 self.check_writable()
             made = Writer(
                 self._storage, log, who, schema or Schema(), self.layout, compression, self._committed, start, keep,
-                chunk_bytes, forgets, journal_s,
+                chunk_bytes, forgets, journal_s, partial(self._take_over, log, who, start),
             )  # fmt: skip
         if start is not None:
             resumption.tell(start, self.io_stats() - before, done.seconds)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from archive.base import UsageError
 from archive.index import EpisodeIndex, Snapshot
-from archive.log import DEFAULT_RUN, About, Commit, CommitLog, Place, sessions
+from archive.log import DEFAULT_RUN, About, Commit, CommitLog, Place
 from archive.store import Storage
-from archive.write import Resume, looked_at
+from archive.write import Resume
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -292,20 +292,21 @@ class Upkeep:
         planned = prune.plan(self._log(), seconds_of(older_than, "older_than"), self._committed, force=force)
         return planned if dry_run else planned.commit(per_second=per_second, progress=progress)
 
-    def _look_after_tails(self, log: CommitLog, who: Place, start: Resume | None) -> None:
-        """Before a session begins that ends another: what that one has journaled is recovered or, where the new one
-        goes on from a checkpoint, is told of if it goes beyond that."""
-        head = log.catch_up()
-        sessions.check_seen(head, who, looked_at(log, start))
-        entry = head.runs.get(who.run)
-        if entry is None or not entry.journal or who.session in entry.sessions:
+    def _take_over(self, log: CommitLog, who: Place, start: Resume | None) -> None:
+        """Before a session is opened: end the journal of the one whose place it takes. What that one has journaled is
+        recovered or, where the new one goes on from a checkpoint, is told of if it goes beyond that."""
+        entry = log.head.runs.get(who.run)
+        if entry is None or not entry.journal:
             return
-        from archive.journal import recover, tell_left
+        from archive.journal import leave_behind, recover, tails
 
         if start is None:
             recover(log, who.run)
-        else:
-            tell_left(log.storage, who.run, entry)
+        left = tails.end(log, who)
+        if left and start is None:
+            recover(log, who.run)
+        elif left and start is not None:
+            leave_behind(log.storage, log.head, who.run, left, start.checkpoint)
 
     def _forgets(
         self, log: CommitLog, who: Place, keep: Keep | None, forget: str | None

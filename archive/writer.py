@@ -80,7 +80,7 @@ class Writer(Journaled):
         self, storage: Storage, log: CommitLog, place: Place, schema: Schema, archive_layout: str,
         compression: str | None, on_commit: Callable[[Commit], None], resume: Resume | None = None,
         keep: Keep | None = None, chunk_bytes: int | None = None, then: Callable[[Commit], None] | None = None,
-        journal_s: float | None = None,
+        journal_s: float | None = None, take_over: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self._storage = storage
         self._log = log
@@ -94,6 +94,7 @@ class Writer(Journaled):
             log, place, looked_at(log, resume), None if keep is None else keep.rule,
             None if resume is None else resume.origin, None if resume is None else resume.forked_from,
             journal=journal_s is not None, check=partial(check_newest, storage, place.run),
+            take_over=take_over,
         )  # fmt: skip
         on_commit(log.head)
         came_from = None if resume is None else resume.checkpoint

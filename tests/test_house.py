@@ -18,7 +18,7 @@ from tests.support.places import ROOT
 
 FIGURES = {
     "modules": 374,
-    "lines of the engine": 43_116,
+    "lines of the engine": 43_221,
     "modules that serve one sibling": 41,
     "modules named ...ing": 39,
     "records and protocols of the engine": 206,

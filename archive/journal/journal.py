@@ -66,6 +66,7 @@ class Journal:
         changes.kept = self._kept
         pipeline.failed = self.ticker.note
         objects.took = self.ticker.took
+        objects.ended = self._heartbeat.end
 
     def begin(self, resumed: bool) -> None:
         """The buffers are as they begin; those that were resumed are journaled at once."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from archive import tables
-from archive.base import SupersededError, at_once, logger
+from archive.base import ConflictError, SupersededError, at_once, logger
 from archive.checkpoint import Checkpoint, Checkpoints, Joint, commit_recovered
 from archive.index import ByWriter, Snapshot, chains
 from archive.journal import tails
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 AT_ONCE = 16
-PROBED = 4  # ranks at most that are looked at where nothing is recovered
+_TOLD = 4  # ranks at most that are named of those that left something behind
 MARK = "+tail-"  # in the name of a recovered checkpoint, after that of the one it was made of
 _WHERE = ("buffer", "session", "rank", "env_id", "position", "length")
 _CHAINED = tuple(dict.fromkeys((*_WHERE, "shard", *chains.COLUMNS, *chains.DETAIL)))
@@ -349,14 +349,29 @@ def _tell(run: str, made: Commit, found: Mapping[int, RankTail], fold: SessionFo
     logger.info("run %r: checkpoint %r, commit %d, has what was journaled", run, name, made.number)
 
 
-def tell_left(storage: Storage, run: str, entry: RunEntry) -> None:
-    """Log that a run's newest session has journaled what nothing goes on from; some of its ranks are looked at."""
-    ranks = tails.beyond(storage, entry, most_ranks=PROBED)
-    if ranks:
+def leave_behind(
+    storage: Storage, head: Commit, run: str, left: Mapping[int, int], checkpoint: int | None
+) -> None:  # fmt: skip
+    """Log that a run's newest session has journaled what nothing goes on from. left: rank -> objects. checkpoint: the
+    commit of the one that is gone on from; ConflictError if it was recovered from that session, which went on."""
+    entry = head.runs[run]
+    mark = entry.latest_replay
+    recovered = None
+    if mark is not None and (mark.commit, mark.session) == (checkpoint, entry.session):
+        recovered = Checkpoints(storage, head).at_commit(mark.commit, mark.manifest).record.recovered
+    if recovered is not None:  # it left out what is damaged, and ticks that are not complete: they count for nothing
+        left = {rank: one.objects for rank, one in tails.read(storage, head, run).items() if one.objects}
+    beyond = ", ".join(f"rank {rank}: {count}" for rank, count in list(left.items())[:_TOLD])
+    if left and recovered is not None:
+        raise ConflictError(
+            f"session {entry.session!r} of run {run!r} went on after its journal was recovered, and has journaled more "
+            f"objects ({beyond}); no session was opened. It can journal no more: take arc.recover({run!r}) again, and "
+            "begin from what that gives"
+        )
+    if left:
         logger.warning(
-            "run %r: session %r has journaled beyond its newest checkpoint (rank %s), which the session that begins "
-            "now leaves behind; to have it, resume from arc.recover(%r)",
-            run, entry.session, ", ".join(map(str, ranks)), run,
+            "run %r: session %r has journaled beyond its newest checkpoint (objects of %s), which the session that "
+            "begins now leaves behind; to have it, resume from arc.recover(%r)", run, entry.session, beyond, run,
         )  # fmt: skip
 
 

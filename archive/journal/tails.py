@@ -6,30 +6,35 @@ a hundred. A tail ends before the first object that is missing or damaged, and w
 
 from __future__ import annotations
 
+import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from archive.base import (
+    AlreadyExistsError,
     CorruptCommitError,
     CorruptStateError,
     IntegrityError,
     MissingObjectError,
     NotFoundError,
+    Wait,
+    at_once,
     layout,
     one_line,
     size,
     tabulate,
 )
-from archive.log import Commit, RunEntry, Sighting, commits
-from archive.saved import Delta, TickIndex, TickObject, counted, load
+from archive.log import Commit, CommitLog, Place, Sighting, commits
+from archive.saved import Delta, TickIndex, TickObject, counted, load, pack
 from archive.shard import indexed
 from archive.store import Storage
 
-MISSING, DAMAGED = "missing", "damaged"  # why a tail ends
+MISSING, DAMAGED, ENDED = "missing", "damaged", "ended"  # why a tail ends
 MAX_OBJECT_BYTES = 1 << 28
 MAX_LOOKS = 4  # at an object that comes damaged: what an answer has done to it ends no tail
 RANKS_AT_ONCE = 32
@@ -37,13 +42,15 @@ MAX_AHEAD = 16  # objects of a rank that are asked for at once
 _ONE_MORE_EVERY = 128  # objects found: so many of those that are not there are asked for at most
 _ROOM_BYTES = 256 * 1024 * 1024  # of objects under way, as far as their sizes can be guessed
 _LEAST_BYTES = 1024 * 1024
+OTHER_RANK_S, _LOOK_S = 10.0, 0.1  # that another rank is waited for, and between looks
 
 
 @dataclass(frozen=True, slots=True)
 class RankTail:
     """The tail of one rank: its objects from `start` to before `next`, and what they hold.
 
-    ended: "missing", none is there that has the number `next`; "damaged": what is there cannot be taken. why: in words.
+    ended: "missing", none is there that has the number `next`; "damaged": what is there cannot be taken; "ended": a
+    session that takes its place has ended the journal. why: in words.
     """
 
     rank: int
@@ -188,6 +195,7 @@ class _TailReader:
         self._tick: list[Delta] = []  # of the tick that goes on
         self._found = 0  # objects, also those of a tick that is not complete
         self._after = 0  # rows of the next object are not below it
+        self._ended_by: str | None = None  # the session that ended the journal, once that was found
         self._looked_for = head.number  # commits up to this one are there
 
     def read(self) -> RankTail:
@@ -200,7 +208,8 @@ class _TailReader:
                 found = [self._get(keys[0])] if ahead == 1 else list(self._pool.map(self._get, keys))
                 for key, data in zip(keys, found, strict=True):
                     if (why := self._take(key, data)) is not None:
-                        return self._ended(DAMAGED if data is not None else MISSING, why)
+                        found_damage = ENDED if self._ended_by else DAMAGED
+                        return self._ended(MISSING if data is None else found_damage, why)
                 del found, data
 
     def _get(self, key: str) -> bytes | None:
@@ -214,7 +223,7 @@ class _TailReader:
         damage again. CorruptStateError if it comes otherwise each time, as that is not what lies there."""
         why = self._added(key, data)
         for _ in range(MAX_LOOKS):
-            if why is None or data is None:
+            if why is None or data is None or self._ended_by:
                 return why
             before, data = data, self._get(key)
             if data == before:
@@ -232,6 +241,9 @@ class _TailReader:
             if len(data) > MAX_OBJECT_BYTES:
                 raise CorruptStateError(f"{where} has more bytes than any object of a journal")
             tick = TickObject(data, key, where)
+            if tick.index.ended_by is not None:
+                self._ended_by = tick.index.ended_by
+                return f"session {tick.index.ended_by!r} took the place of this one"
             self._add(tick.index, Delta.of(tick, self._run, self._after))
         except IntegrityError as e:
             return str(e)
@@ -275,8 +287,69 @@ def index_at(storage: Storage, key: str) -> TickIndex:
     return load(TickIndex, head[start:stop], key, where)
 
 
-def beyond(storage: Storage, entry: RunEntry, *, most_ranks: int) -> list[int]:
-    """Ranks that have journaled beyond the newest checkpoint of a run, of the first few: a request each."""
-    probes: Mapping[int, int] = dict(sorted((entry.journal or {}).items())[:most_ranks])
-    keys = {rank: layout.journal_key(entry.session, rank, number) for rank, number in probes.items()}
-    return [rank for rank, key in keys.items() if storage.exists(key)]
+def end(log: CommitLog, who: Place) -> dict[int, int]:
+    """End the journals of the session whose place a writer's is to take, the newest of its run: rank -> the number of
+    objects beyond the newest checkpoint, of the ranks that have some.
+
+    From then on the next object of each rank is there already, so that it can say of nothing more that it is durable.
+    Where another rank of the writer's session has begun to do it, that one is waited for; it may have died over it.
+    """
+    while True:
+        entry = log.head.runs[who.run]
+        assert entry.journal
+        first, *others = sorted(entry.journal.items())
+        ended = partial(_end_rank, log.storage, who, entry.session)
+        count, is_mine = ended(first)
+        if not is_mine and _opened(log, who):
+            return {}
+        counts = [count, *(count for count, _ in at_once(ended, others, RANKS_AT_ONCE))]
+        now = log.catch_up().runs[who.run]
+        if now.session != entry.session or now.journal == entry.journal:  # else the next objects are others
+            return {rank: count for (rank, _), count in zip([first, *others], counts, strict=True) if count}
+
+
+def _opened(log: CommitLog, who: Place) -> bool:
+    """True once another rank has opened the session; false where that takes too long."""
+    wait = Wait(OTHER_RANK_S, _LOOK_S)
+    while not (opened := log.catch_up().runs[who.run].session == who.session) and not wait.over:
+        wait.pause()
+    return opened
+
+
+def _end_rank(storage: Storage, who: Place, session: str, journal: tuple[int, int]) -> tuple[int, bool]:
+    """The number of objects that a rank has from its next one on, and false where another rank of the writer's session
+    had ended its journal. journal: the rank, and the number of its next object as of the newest checkpoint."""
+    rank, start = journal
+    number = start
+    while True:
+        marker = TickIndex(who.run, session, rank, number, secrets.token_hex(8), 0, ended_by=who.session)
+        try:
+            storage.create_once(marker.key, pack(marker, {}, [])[0])
+        except AlreadyExistsError:
+            known = ended_by(storage, marker.key)
+            if known is None:
+                number = _last_there(storage, session, rank, number)
+                known = ended_by(storage, layout.journal_key(session, rank, number))
+            if known is not None:
+                return number - start, known != who.session
+            number += 1
+        else:
+            return number - start, True
+
+
+def _last_there(storage: Storage, session: str, rank: int, number: int) -> int:
+    """The number before the first one from here on that is missing; an object of this number is there."""
+    while True:
+        numbers = range(number + 1, number + 1 + MAX_AHEAD)
+        there = at_once(lambda n: storage.exists(layout.journal_key(session, rank, n)), numbers, MAX_AHEAD)
+        if not all(there):
+            return number + there.index(False)
+        number = numbers[-1]
+
+
+def ended_by(storage: Storage, key: str) -> str | None:
+    """The session that ended a journal by this object of it; None of an object of a tick, or one that is damaged."""
+    try:
+        return index_at(storage, key).ended_by
+    except (IntegrityError, MissingObjectError):
+        return None

@@ -1,7 +1,8 @@
 """Threads, but no I/O of its own: when the next tick of a journal is due, and a thread that makes it then; and whether
 a journal may still say "durable".
 
-Nobody takes over what is journaled once a newer session has been opened. The store is asked for newer commits once a
+Nobody takes over what is journaled once a newer session has been opened. That one has ended the journal: an object of
+it lies where the next one would, until a prune deletes it. So the store is asked for newer commits as well, once a
 minute, and once after each pause of the journal's thread that is longer than a tick: a process that was stopped, or a
 machine that slept, is replaced meanwhile.
 """
@@ -49,6 +50,10 @@ class Heartbeat:
                 logger.warning("the journal ends here: %s", error)
             except Exception:
                 logger.warning("a newer session could not be looked for; it will be again", exc_info=True)
+
+    def end(self, error: SupersededError) -> None:
+        """A newer session has ended the journal."""
+        self._superseded = error
 
     @property
     def superseded(self) -> bool:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.base import AlreadyExistsError, ColumnError, SessionInUseError, escape, jsontree, layout
+from archive.base import AlreadyExistsError, ColumnError, SessionInUseError, SupersededError, escape, jsontree, layout
+from archive.journal import tails
 from archive.log import Place, Sighting, tablefiles
 from archive.saved import Stretch, TickColumn, TickIndex, Values, next_sequence, pack
 from archive.shard import Member, ShardWriter, encode
@@ -184,7 +185,9 @@ class JournalObjects:
         self._resumed_from = resumed_from
         self._seen = seen
         self._sequence = 0  # rows of this rank below it are in the objects so far
-        self.took: Callable[[float], None] = lambda seconds: None  # called in the background: how long a tick took
+        # called in the background: how long a tick took; and that a newer session has ended the journal
+        self.took: Callable[[float], None] = lambda seconds: None
+        self.ended: Callable[[SupersededError], None] = lambda error: None
 
     def key(self, number: int) -> str:
         return layout.journal_key(self._place.session, self._place.rank, number)
@@ -204,6 +207,9 @@ class JournalObjects:
             try:
                 self._writer.storage.create_once(draft.key, found[0])
             except AlreadyExistsError as e:
+                if (by := tails.ended_by(self._writer.storage, draft.key)) is not None:
+                    self.ended(error := self._place.superseded(by))
+                    raise error from e
                 raise SessionInUseError(
                     f"{self._writer.storage.full_url(draft.key)} is there already: another process writes, or wrote, "
                     "as this rank of this session; end one of them, and open this one's writer under a session name of "

@@ -76,13 +76,12 @@ class Place:
     def newest(self, parent: Commit) -> None:
         """Raise unless its session is the newest of its run, which all that it commits requires."""
         if self.run not in parent.runs or parent.runs[self.run].session != self.session:
-            raise self.superseded(parent)
+            raise self.superseded(parent.runs[self.run].session if self.run in parent.runs else None)
 
-    def superseded(self, parent: Commit) -> SupersededError:
+    def superseded(self, by: str | None) -> SupersededError:
         """The error of a session that is not the newest of its run."""
-        current = parent.runs[self.run].session if self.run in parent.runs else None
         return SupersededError(
-            f"session {self.session!r} of run {self.run!r} was replaced by session {current!r}; nothing was committed. "
+            f"session {self.session!r} of run {self.run!r} was replaced by session {by!r}; nothing was committed. "
             "This process belongs to an earlier start of the job: stop it, or open a new writer to take over"
         )
 
@@ -152,13 +151,14 @@ def open_session(
     log: CommitLog, who: Place, seen: int, keep: KeepRule | None = None, origin: Origin | None = None,
     forked_from: ForkedFrom | None = None, *, journal: bool = False,
     check: Callable[[Commit], None] = lambda head: None,
+    take_over: Callable[[], None] = lambda: None,
 ) -> None:  # fmt: skip
     """Take the place: one writer per session and rank, and the newest session of its run.
 
     seen: the newest commit that was known when it was decided to.  keep: which checkpoints to retain, for the run from
     now on; None leaves it as it is.  origin: what the session goes on from; whichever rank says so first has it
     recorded.  journal: the same with whether it keeps a journal.  check: called before the session is opened, unless it
-    is already; nothing is written where that raises.
+    is already; nothing is written where that raises.  take_over: the same, called when its rank is claimed.
     """
 
     def may_open(head: Commit) -> None:
@@ -174,6 +174,7 @@ def open_session(
         check(head)
     _claim_rank(log.storage, who, head)
     if not is_open:  # unless another rank has done so meanwhile: this finds its commit
+        take_over()
         _say(log, "open", who, partial(_opened, who, keep, forked_from), origin, journal, may_open)
         who.newest(log.head)
     if origin is not None and log.head.runs[who.run].resumed_from is None:  # it goes on from nothing for who opened it
@@ -210,7 +211,7 @@ def check_seen(head: Commit, who: Place, seen: int) -> None:
     if entry is None or entry.session == who.session:
         return
     if who.session in entry.superseded:
-        raise who.superseded(head)
+        raise who.superseded(entry.session)
     if (entry.opened or 0) > seen:
         raise SupersededError(
             f"session {entry.session!r} of run {who.run!r} was opened by commit {entry.opened}, and what session "

@@ -172,7 +172,8 @@ class TickIndex(Record):
     of the live table: what a resumed rank held when its journal began. Columns and attributes by buffer and name; an
     attribute is {episode id: JSON value} as text. `progress`: as in a part; None where nothing new was said.
     `resumed_from`: the commit of the checkpoint that the rank's writer went on from; None if there is none. `seen`: the
-    newest commit that it knew.
+    newest commit that it knew. `ended_by`: the session that takes the place of the rank's, and made this object so that
+    the rank cannot: the journal ends before it.
     """
 
     REMEDY: ClassVar[str] = "what this rank journaled from here on is lost"
@@ -191,6 +192,7 @@ class TickIndex(Record):
     progress: str | None = None
     resumed_from: Count | None = None
     seen: Sighting | None = None
+    ended_by: str | None = None
     format: Any = stored(layout.format_block(layout.PART_VERSION), required=True)
     members: Members = stored((), required=True)
 
