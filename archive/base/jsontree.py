@@ -69,7 +69,9 @@ def loads(text: str | bytes, *, where: str = "JSON value") -> Any:
 
 def format_path(where: str, steps: Iterable[Any]) -> str:
     """A place inside a value as Python would write it: `metadata.goal[2]`."""
-    return where + "".join(_format_step(step) for step in steps)
+    return where + "".join(
+        f".{step}" if isinstance(step, str) and step.isidentifier() else f"[{step!r:.60}]" for step in steps
+    )
 
 
 def is_simple_dtype(text: Any) -> bool:
@@ -158,9 +160,6 @@ class Encoder:
     def _list(self, value: list[Any]) -> list[Any]:
         return self.children(value, enumerate(list(value)))
 
-    def _tuple(self, value: tuple[Any, ...]) -> Any:
-        return {"$tuple": self.children(value, enumerate(value))}
-
     def _dict(self, value: dict[Any, Any]) -> Any:
         pairs = self.pairs(value)
         if all(isinstance(key, str) for key, _ in pairs):
@@ -182,9 +181,6 @@ class Encoder:
             return {"$str": value.encode("utf-8", "surrogatepass").hex()}
         return value
 
-    def _int(self, value: int) -> Any:
-        return value if value.bit_length() <= _PLAIN_INT_BITS else {"$int": f"{value:x}"}
-
     def _float(self, value: float) -> Any:
         if math.isfinite(value):
             return value
@@ -192,20 +188,14 @@ class Encoder:
         bits = struct.pack(">d", value)
         return {"$float": text if bits == struct.pack(">d", _SPECIAL_FLOATS[text]) else bits.hex()}
 
-    def _complex(self, value: complex) -> Any:
-        return {"$complex": [self._float(value.real), self._float(value.imag)]}
-
-    def _bytes(self, value: bytes) -> Any:
-        return {"$bytes": base64.b64encode(value).decode()}
-
     encoders: ClassVar[dict[type, Callable[[Any, Any], Any]]] = {
         str: _str,
-        int: _int,
+        int: lambda self, value: value if value.bit_length() <= _PLAIN_INT_BITS else {"$int": f"{value:x}"},
         float: _float,
-        complex: _complex,
-        bytes: _bytes,
+        complex: lambda self, value: {"$complex": [self._float(value.real), self._float(value.imag)]},
+        bytes: lambda self, value: {"$bytes": base64.b64encode(value).decode()},
         list: _list,
-        tuple: _tuple,
+        tuple: lambda self, value: {"$tuple": self.children(value, enumerate(value))},
         dict: _dict,
         ReadOnlyList: _list,
         ReadOnlyDict: _dict,
@@ -312,10 +302,6 @@ class Decoder:
     }
 
 
-def _format_step(step: Any) -> str:
-    return f".{step}" if isinstance(step, str) and step.isidentifier() else f"[{step!r:.60}]"
-
-
 def _is_key(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(_is_key(item) for item in value)
@@ -332,18 +318,15 @@ class JsonEncoder(Encoder):
         if numpy is not None and isinstance(value, numpy.ndarray):
             return self._array(value)
         if numpy is not None and isinstance(value, numpy.generic):
-            value = self._plain_scalar(value)
+            if value.dtype.kind not in "biufcSU" or value.dtype.char in "gG":
+                self.refuse(value, "store a Python number or string")
+            value = value.item()
             if type(value) is bool:
                 return value
         for kind, encoder in self.encoders.items():
             if isinstance(value, kind):
                 return encoder(self, value)
         self.refuse(value)
-
-    def _plain_scalar(self, value: Any) -> Any:
-        if value.dtype.kind not in "biufcSU" or value.dtype.char in "gG":
-            self.refuse(value, "store a Python number or string")
-        return value.item()
 
     def _array(self, value: np.ndarray[Any, Any]) -> Any:
         if type(value).__name__ not in ("ndarray", "memmap") or not is_simple_dtype(value.dtype.str):

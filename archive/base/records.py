@@ -218,11 +218,15 @@ def _form(hint: Any) -> Form:
     if origin is Annotated:
         return next(one for one in args[1:] if isinstance(one, Form))
     if hint is Any:
-        return Form(lambda value, at: value, lambda value: value)
+        return Form(lambda value, at: value, _same)
     if origin in (Union, UnionType):
-        return _or_null(_form(next(one for one in args if one is not type(None))))
+        form = _form(next(one for one in args if one is not type(None)))
+        return Form(
+            lambda value, at: None if value is None else form.read(value, at),
+            lambda value: None if value is None else form.write(value),
+        )
     if origin is Literal:
-        return Form(lambda value, at: _one_of(value, at, args), lambda value: value)
+        return _one_of(args)
     if origin is tuple:
         return _items(_form(args[0])) if args[-1] is Ellipsis else _fixed([_form(one) for one in args])
     if origin is not None and issubclass(origin, Mapping):
@@ -232,17 +236,13 @@ def _form(hint: Any) -> Form:
     return _PLAIN[hint]
 
 
-def _or_null(form: Form) -> Form:
-    return Form(
-        lambda value, at: None if value is None else form.read(value, at),
-        lambda value: None if value is None else form.write(value),
-    )
+def _one_of(choices: tuple[Any, ...]) -> Form:
+    def read(value: Any, at: str) -> Any:
+        if not any(type(value) is type(one) and value == one for one in choices):
+            refuse(value, at, f"none of {', '.join(map(str, choices))}")
+        return value
 
-
-def _one_of(value: Any, at: str, choices: tuple[Any, ...]) -> Any:
-    if not any(type(value) is type(one) and value == one for one in choices):
-        refuse(value, at, f"none of {', '.join(map(str, choices))}")
-    return value
+    return Form(read, _same)
 
 
 def _items(form: Form) -> Form:
@@ -286,39 +286,29 @@ def pairs(first: Form, second: Form) -> Form:
     return Form(lambda value, at: dict(inner.read(value, at)), lambda value: inner.write(value.items()))
 
 
-def _text(value: Any, at: str) -> str:
-    return value if type(value) is str else refuse(value, at, "no text")
+def _exactly(kind: type, wanted: str) -> Form:
+    """A value that is written as it is; `wanted` says in words what it must be."""
+    return Form(lambda value, at: value if type(value) is kind else refuse(value, at, wanted), _same)
 
 
-def _truth(value: Any, at: str) -> bool:
-    return value if type(value) is bool else refuse(value, at, "neither true nor false")
+def _whole_from(least: int, wanted: str) -> Form:
+    def read(value: Any, at: str) -> int:
+        return value if type(value) is int and least <= value <= MOST else refuse(value, at, wanted)
+
+    return Form(read, _same)
 
 
-def _whole(value: Any, at: str) -> int:
-    if type(value) is not int or not LEAST <= value <= MOST:
-        refuse(value, at, "no whole number of 64 bits")
-    return value
-
-
-def _count(value: Any, at: str) -> int:
-    if type(value) is not int or not 0 <= value <= MOST:
-        refuse(value, at, "no whole number from 0")
-    return value
-
-
-def _positive(value: Any, at: str) -> int:
-    return _count(value, at) or refuse(value, at, "not above 0")
+def _positive(value: Any, at: str) -> Any:
+    return COUNT.read(value, at) or refuse(value, at, "not above 0")
 
 
 def _number(value: Any, at: str) -> float:
-    if type(value) is not float and (type(value) is not int or not LEAST <= value <= MOST):
-        refuse(value, at, "no number")
-    return value
+    return value if type(value) is float else _NUMBER.read(value, at)
 
 
 def _time(value: Any, at: str) -> datetime:
     try:
-        return datetime.fromisoformat(_text(value, at))
+        return datetime.fromisoformat(TEXT.read(value, at))
     except ValueError:
         refuse(value, at, "no time")
 
@@ -327,13 +317,15 @@ def _same(value: X) -> X:
     return value
 
 
-COUNT, TEXT, WHOLE = Form(_count, _same), Form(_text, _same), Form(_whole, _same)
+TEXT = _exactly(str, "no text")
+WHOLE, COUNT = _whole_from(LEAST, "no whole number of 64 bits"), _whole_from(0, "no whole number from 0")
+_NUMBER = _whole_from(LEAST, "no number")
 Count = Annotated[int, COUNT]
 Positive = Annotated[int, Form(_positive, _same)]
 _PLAIN = {
     str: TEXT,
     int: WHOLE,
-    bool: Form(_truth, _same),
+    bool: _exactly(bool, "neither true nor false"),
     float: Form(_number, _same),
     datetime: Form(_time, lambda value: value.isoformat(timespec="microseconds")),
 }

@@ -90,7 +90,7 @@ def newest(storage: Storage, first: Callable[[], list[int]] | None = None) -> Co
         numbers = _newest_numbers(storage)
     if not numbers:
         return EMPTY
-    if storage.lists_at_once:
+    if storage.driver.lists_at_once:
         return read(storage, numbers[-1])
     with storage.meanwhile(lambda cancelled: _is_there(storage, numbers[-1] + 1, cancelled)) as goes_on:
         head = read(storage, numbers[-1])

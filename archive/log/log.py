@@ -288,7 +288,7 @@ class CommitLog:
         while True:
             if near == 0:
                 self._leap(newest_number(self.storage, self.head.number))
-                if self.storage.lists_at_once:
+                if self.storage.driver.lists_at_once:
                     return self.head
             commit = next_after(self.storage, self.head)
             if commit is None:

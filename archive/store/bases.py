@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from itertools import count, groupby
 from typing import Any
 
 from archive.base import ByteRange, UnsafePathError
@@ -58,43 +58,40 @@ class Roots:
 
     def get_ranges(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """The same as Storage.get_ranges, wherever the keys lie."""
-        out: list[bytes] = [b""] * len(ranges)
-        places: dict[str | None, list[int]] = {}
+        places: dict[str | None, dict[int, ByteRange]] = {}
         for i, one in enumerate(ranges):
-            places.setdefault(split_key(one.key)[0], []).append(i)
+            places.setdefault(split_key(one.key)[0], {})[i] = _inside(one)
+        found: dict[int, bytes] = {}
         for base, mine in places.items():
-            found = self.storage(base).get_ranges([_inside(ranges[i]) for i in mine])
-            for i, data in zip(mine, found, strict=True):
-                out[i] = data
-        return out
+            found.update(zip(mine, self.storage(base).get_ranges(list(mine.values())), strict=True))
+        return [found[i] for i in range(len(ranges))]
 
     def iter_ranges(self, ranges: Iterable[ByteRange], *, max_bytes: int) -> Generator[Buffer, None, None]:
         """The same as Storage.iter_ranges, wherever the keys lie."""
         for base, mine in groupby(ranges, key=lambda one: split_key(one.key)[0]):
-            yield from self.storage(base).iter_ranges([_inside(one) for one in mine], max_bytes=max_bytes)
+            yield from self.storage(base).iter_ranges(map(_inside, mine), max_bytes=max_bytes)
 
     def fill(self, fillings: Iterable[Filling], use: Callable[[int], None], *, max_bytes: int) -> None:
         """The same as Storage.fill, wherever the keys lie."""
-        for base, mine in groupby(enumerate(fillings), key=lambda one: split_key(one[1].key)[0]):
-            numbers: list[int] = []
-            self.storage(base).fill(_noted(mine, numbers), _renumbered(use, numbers), max_bytes=max_bytes)
-
-    def is_remote(self, keys: Iterable[str]) -> bool:
-        """True if the objects of these keys all come over a network."""
-        return all(self.storage(base).driver.remote for base in {split_key(key)[0] for key in keys})
+        first = 0
+        for base, mine in groupby(fillings, key=lambda one: split_key(one.key)[0]):
+            counted = count(first)
+            inside = (one._replace(key=split_key(one.key)[1]) for one, _ in zip(mine, counted, strict=False))
+            self.storage(base).fill(inside, _counted_from(first, use), max_bytes=max_bytes)
+            first = next(counted)
 
     def scatter(self, key: str, start: int, rooms: Sequence[memoryview], *, again: bool = False) -> None:
         """The same as Storage.scatter, wherever the key lies."""
         base, rest = split_key(key)
         self.storage(base).scatter(rest, start, rooms, again=again)
 
+    def is_remote(self, keys: Iterable[str]) -> bool:
+        """True if there is a network on the way to all of these keys, so that a request costs more than some bytes."""
+        return all(self.storage(base).driver.remote for base in {split_key(key)[0] for key in keys})
+
     def scatters(self, keys: Iterable[str]) -> bool:
         """True if Storage.scatter is to be had wherever these keys lie."""
-        return all(self.storage(base).scatters for base in {split_key(key)[0] for key in keys})
-
-    def remote(self, key: str) -> bool:
-        """True if there is a network on the way to a key, so that a request costs more than some bytes."""
-        return self.storage(split_key(key)[0]).driver.remote
+        return all(self.storage(base).driver.can("read_into") for base in {split_key(key)[0] for key in keys})
 
     def url_of(self, base: str) -> str:
         """The URL of a base, as the commit says; empty if it doesn't."""
@@ -122,15 +119,8 @@ class Roots:
         return self._opened[base]
 
 
-def _noted(fillings: Iterable[tuple[int, Filling]], numbers: list[int]) -> Iterator[Filling]:
-    """The fillings as their root knows them; their numbers are put down."""
-    for number, one in fillings:
-        numbers.append(number)
-        yield one._replace(key=split_key(one.key)[1])
-
-
-def _renumbered(use: Callable[[int], None], numbers: Sequence[int]) -> Callable[[int], None]:
-    return lambda i: use(numbers[i])
+def _counted_from(first: int, use: Callable[[int], None]) -> Callable[[int], None]:
+    return lambda i: use(first + i)
 
 
 def _inside(one: ByteRange) -> ByteRange:

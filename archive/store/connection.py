@@ -13,18 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from archive.base import StorageError, UsageError, forking, thread_pool
-from archive.store.counts import IOStats, follow
+from archive.store.counts import IOStats, count
 from archive.store.drivers import OWN_OPTIONS, Driver, Location, SingleWriterDriver, open_driver, similar_protocols
-from archive.store.retry import (
-    MAX_SHORT_READS,
-    GaveUpError,
-    Patience,
-    Try,
-    described,
-    explain,
-    printable_cause,
-    run,
-)
+from archive.store.retry import MAX_SHORT_READS, Patience, Tries, described, explain, printable_cause
 from archive.store.root import StoreRoot, parse_root
 
 DEADLINE_S = 120.0
@@ -58,7 +49,6 @@ class Connection:
         self.deadline_s = deadline_s
         self.single_writer = single_writer
         self.stats = IOStats()
-        follow(self, root.protocol, self.stats)
         self.allowed_bases: bool | tuple[str, ...] = ()  # other archives that may be read for this one
         self._patience = Patience()
         self._engine: Engine | None = None
@@ -92,11 +82,6 @@ class Connection:
         through = self._engine and self._engine.driver.transport
         return f"{type(self).__name__}({self.url!r}{f', through {through}' if through else ''})"
 
-    @property
-    def transport(self) -> str:
-        """The client that requests go through in this process, where there are several: of S3 obstore or s3fs."""
-        return self.driver.transport
-
     def __reduce__(self) -> tuple[Any, ...]:
         settings = (self.root, self.concurrency, self.deadline_s, self.single_writer)
         return type(self), settings, {"allowed_bases": self.allowed_bases}
@@ -113,7 +98,10 @@ class Connection:
     @property
     def driver(self) -> Driver:
         """This process's driver, made at the first use, and what lies around it."""
-        return wrapped(self.root.url, self.engine().driver)
+        driver = self.engine().driver
+        for wrap in tuple(_around):
+            driver = wrap(self.url, driver)
+        return driver
 
     def engine(self) -> Engine:
         """This process's driver and threads, made at the first use."""
@@ -124,45 +112,41 @@ class Connection:
             if self._engine is None or self._engine.pid != os.getpid():
                 if self._engine is not None:
                     _before_fork.append(self._engine)
-                self._engine = self._build()
+                driver = _open(self.root, self.deadline_s, self.concurrency, self.allowed_bases)
+                if self.single_writer:
+                    driver = SingleWriterDriver(driver)
+                self._engine = Engine(os.getpid(), driver, thread_pool(self.concurrency, "archive-storage"))
             return self._engine
 
-    def _build(self) -> Engine:
-        driver = _open(self.root, self.deadline_s, self.concurrency, self.allowed_bases)
-        if self.single_writer:
-            driver = SingleWriterDriver(driver)
-        return Engine(os.getpid(), driver, thread_pool(self.concurrency, "archive-storage"))
+    def request(
+        self, verb: str, key: str, attempt: Callable[[float], T], cancelled: threading.Event | None = None
+    ) -> T:
+        """Run one request with its retries, counted; raise one of the library's errors for what fails.
 
-    def request(self, verb: str, key: str, attempt: Callable[[Try], T], cancelled: threading.Event | None = None) -> T:
-        """Run one request with its retries, counted; raise one of the library's errors for what fails."""
-
-        def counted(this: Try) -> T:
-            self.stats.add(**{verb: 1, "retries": int(this.number > 1)})
-            return attempt(this)
-
-        def failed(error: Exception, elapsed_s: float) -> bool:
-            what, why = self.root.scrub(f"{verb} {self.full_url(key)}"), described(error, self.root.scrub)
-            return self._patience.failed(what, why, error, elapsed_s, self.deadline_s)
-
-        short_reads = MAX_SHORT_READS if self.driver.remote else 1
-        try:
-            found = run(
-                counted,
-                deadline_s=self.deadline_s,
-                cancelled=cancelled,
-                short_reads=short_reads,
-                failed=failed,
-                renew=lambda: self.driver.renew(),
-            )
-            self._patience.answered()
-            return found
-        except GaveUpError as gave_up:
-            self.stats.add(**{"answered_no" if gave_up.answered_no else "errors": 1})
-            error = explain(gave_up, verb, self.full_url(key), self.root.scrub)
-            cause = gave_up.cause
-        if error is cause:
-            raise error
-        raise error from printable_cause(cause, self.root.scrub)
+        `attempt` is given the seconds that it may take. It is tried again until it answers, fails for good, is
+        cancelled, or the deadline has passed.
+        """
+        tries = Tries(self.deadline_s, MAX_SHORT_READS if self.driver.remote else 1)
+        stop, scrub = cancelled or threading.Event(), self.root.scrub
+        while True:
+            count(self.stats, self.root.protocol, **{verb: 1, "retries": int(tries.number > 0)})
+            try:
+                found = attempt(tries.begin())
+                self._patience.answered()
+                return found
+            except Exception as error:
+                cause = error
+                if tries.may_go_on(error, lambda: self.driver.renew()):
+                    what, why = scrub(f"{verb} {self.full_url(key)}"), described(error, scrub)
+                    over = self._patience.failed(what, why, error, tries.elapsed_s, self.deadline_s)
+                    if not over and tries.pause(stop):
+                        continue
+            break  # out of the handler, or what is raised would hang on to the failure with all that it says
+        count(self.stats, self.root.protocol, **{"answered_no" if tries.answered_no else "errors": 1})
+        told = explain(cause, tries, verb, self.full_url(key), scrub)
+        if told is cause:
+            raise told
+        raise told from printable_cause(cause, scrub)
 
 
 def _open(root: StoreRoot, deadline_s: float, concurrency: int, allowed: bool | tuple[str, ...]) -> Driver:
@@ -187,10 +171,3 @@ def around(wrap: Around) -> Iterator[None]:
         yield
     finally:
         _around.remove(wrap)
-
-
-def wrapped(url: str, driver: Driver) -> Driver:
-    """The driver of a root, with all that lies around it."""
-    for wrap in tuple(_around):
-        driver = wrap(url, driver)
-    return driver

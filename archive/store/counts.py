@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import weakref
-from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
@@ -43,14 +41,6 @@ class IOStats:
         """The number of requests of all verbs together."""
         return sum(getattr(self, verb) for verb in VERBS)
 
-    def add(self, **counts: int) -> None:
-        """Add to several counts at once."""
-        with _lock: self._add(counts)  # fmt: skip  # noqa: E701 (an interrupt by line finds no gap before the release)
-
-    def _add(self, counts: Mapping[str, int]) -> None:
-        for name, count in counts.items():
-            setattr(self, name, getattr(self, name) + count)
-
     def as_dict(self) -> dict[str, int]:
         with _lock:
             return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -64,58 +54,29 @@ class IOStats:
         return IOStats(**{name: count - before[name] for name, count in self.as_dict().items()})
 
 
-@dataclass(eq=False, slots=True)
-class _Counted:
-    """The counts of one connection, and what they were when this process began."""
-
-    store: str
-    stats: IOStats
-    before: IOStats
-
-    @property
-    def own(self) -> IOStats:
-        return self.stats - self.before
+_totals: dict[str, IOStats] = {}  # of all connections of this process, open or not, by kind of store
 
 
-_totals_lock = forking.own(sys.modules[__name__], "_totals_lock", threading.Lock)
-_open: set[_Counted] = set()
-_gone: deque[_Counted] = deque()  # not added to what follows yet: a collection of garbage may come at any moment
-_past: dict[str, IOStats] = {}
+def count(stats: IOStats, store: str, **counts: int) -> None:
+    """Add to several counts at once: of one connection, and of this process."""
+    with _lock: _add(stats, store, counts)  # fmt: skip  # noqa: E701 (an interrupt by line finds no gap before the release)
 
 
-def follow(owner: object, store: str, stats: IOStats) -> None:
-    """Count the requests of a connection among those of this process, from now on and after it is gone."""
-    counted = _Counted(store, stats, stats.snapshot())
-    with _totals_lock:
-        _fold()
-        _open.add(counted)
-    weakref.finalize(owner, _gone.append, counted).atexit = False
-
-
-def _fold() -> None:
-    """Add up what is gone, so that nothing grows with the number of connections."""
-    while _gone:
-        counted = _gone.popleft()
-        _open.discard(counted)
-        _past.setdefault(counted.store, IOStats()).add(**counted.own.as_dict())
+def _add(stats: IOStats, store: str, counts: Mapping[str, int]) -> None:
+    total = _totals.setdefault(store, IOStats())
+    for name, more in counts.items():
+        setattr(stats, name, getattr(stats, name) + more)
+        setattr(total, name, getattr(total, name) + more)
 
 
 def totals() -> dict[str, IOStats]:
     """The counts of all connections of this process together, by kind of store."""
-    with _totals_lock:
-        _fold()
-        found = {store: stats.snapshot() for store, stats in _past.items()}
-        for counted in list(_open):
-            found.setdefault(counted.store, IOStats()).add(**counted.own.as_dict())
-    return found
+    return {store: stats.snapshot() for store, stats in list(_totals.items())}
 
 
 def _begin_anew() -> None:
     """In a forked child what its parent has counted is not counted once more."""
-    _gone.clear()
-    _past.clear()
-    for counted in list(_open):
-        counted.before = counted.stats.snapshot()
+    _totals.update({store: IOStats() for store in _totals})
 
 
 in_child(_begin_anew)

@@ -5,14 +5,25 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from archive.base import Gate, ShortReadError, StorageError, Task, UsageError, in_any_order, in_child, in_order, tasks
+from archive.base import (
+    ByteRange,
+    Gate,
+    ShortReadError,
+    StorageError,
+    Task,
+    UsageError,
+    in_any_order,
+    in_child,
+    in_order,
+    tasks,
+)
 from archive.store.connection import Connection
+from archive.store.counts import count
 from archive.store.drivers import Buffer, Cause, Driver, judge
-from archive.store.retry import Try
 from archive.store.root import check_key
 
 if TYPE_CHECKING:
@@ -28,21 +39,6 @@ PIECES = 10  # of memory that reads share: a shard and what is read ahead of it
 BATCHES_AHEAD = 2  # more only take memory, and from each other: there are no round trips to hide
 
 T = TypeVar("T")
-B = TypeVar("B", bytes, Buffer)
-
-
-class RangeLike(Protocol):
-    """Anything that names bytes [start, stop) of one object."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def start(self) -> int: ...
-    @property
-    def stop(self) -> int: ...
-
-
-Read = Callable[[str, Sequence[RangeLike], float], Sequence[B]]  # ranges of one key, and how long that may take
 
 
 class Filling(NamedTuple):
@@ -72,15 +68,7 @@ class ObjectReader(Connection):
 
         So what has a bound is read within it: ask for one byte more to know that there are more.
         """
-        check_key(key)
-        driver = self.driver
-
-        def attempt(this: Try) -> bytes:
-            data = _read_once(driver, key, 0, max_bytes, this.timeout_s, whole=True)[:max_bytes]
-            self.stats.add(bytes_in=len(data))
-            return _as_bytes(data)
-
-        return self.request("get", key, attempt, cancelled)
+        return _as_bytes(self._get_range(key, 0, max_bytes, cancelled, head=True))
 
     def get_all(self, keys: Sequence[str]) -> list[bytes]:
         """Whole objects, one request each; results in the order of `keys`. The first error cancels the rest."""
@@ -88,21 +76,20 @@ class ObjectReader(Connection):
         def read(key: str, cancelled: threading.Event) -> bytes:
             return _as_bytes(self._get_range(key, 0, None, cancelled))
 
-        return self._gather([*tasks(read, keys)])
+        return self._gather(tasks(read, keys))
 
-    def get_ranges(self, ranges: Sequence[RangeLike]) -> list[bytes]:
+    def get_ranges(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """One request for each range, in any order; results in theirs. The first error cancels the rest.
 
         Ranges of one object are read together where the store can.
         """
         driver = self.driver
         if not driver.can("get_ranges"):
-            return [_as_bytes(data) for data in self._gather([self._range_job(one) for one in ranges])]
-        read = _reading(driver)
-        found = self._gather([self._batch_job(read, batch) for batch in _batches(ranges, LARGE_BATCH_BYTES)])
-        return [data for batch in found for data in batch]
+            return [_as_bytes(data) for data in self._gather(map(self._range_job, ranges))]
+        batches = self._gather(self._batch_job(driver, batch) for batch in _batches(ranges, LARGE_BATCH_BYTES))
+        return [_as_bytes(data) for batch in batches for data in batch]
 
-    def iter_ranges(self, ranges: Iterable[RangeLike], *, max_bytes: int) -> Generator[Buffer, None, None]:
+    def iter_ranges(self, ranges: Iterable[ByteRange], *, max_bytes: int) -> Generator[Buffer, None, None]:
         """Ranges in order, read ahead by at most `max_bytes` (and always at least one range).
 
         Closing it cancels what was read ahead. Let go of what you have used: its memory may then serve the next reads.
@@ -110,7 +97,7 @@ class ObjectReader(Connection):
         driver = self.driver
         if driver.can("get_ranges"):
             return self._iter_batches(driver, ranges, max_bytes)
-        jobs = (self._range_job(one) for one in ranges)
+        jobs = map(self._range_job, ranges)
         return in_order(self.engine().pool, jobs, max_ahead=2 * self.concurrency, max_bytes=max_bytes)
 
     def fill(self, fillings: Iterable[Filling], use: Callable[[int], None], *, max_bytes: int) -> None:
@@ -122,23 +109,26 @@ class ObjectReader(Connection):
         """
         gate = Gate()
 
-        def job(number: int, one: Filling) -> Task[None]:
-            def read(cancelled: threading.Event) -> None:
-                self._fill(one, gate, cancelled)
-                gate.through(lambda: use(number))
+        driver = self.driver
 
-            return Task(read, one.size)
+        def read(number: int, one: Filling, cancelled: threading.Event) -> None:
+            stop = one.start + one.size
+            self._check_range(one.key, one.start, stop)
 
-        jobs = (job(number, one) for number, one in enumerate(fillings))
+            def attempt(timeout_s: float) -> None:
+                pour = _Pour(one, gate)
+                driver.stream(one.key, one.start, stop, pour.take, timeout_s)
+                count(self.stats, self.root.protocol, bytes_in=pour.came)
+                _check_length(pour.came, one.start, stop, self.full_url(one.key))
+
+            self.request("get", one.key, attempt, cancelled)
+            gate.through(lambda: use(number))
+
+        jobs = (Task(partial(read, number, one), one.size) for number, one in enumerate(fillings))
         try:
             in_any_order(self.engine().pool, jobs, max_ahead=self.concurrency, max_bytes=max_bytes)
         finally:
             gate.close()
-
-    @property
-    def scatters(self) -> bool:
-        """True if `scatter` is to be had."""
-        return self.driver.can("read_into")
 
     def scatter(self, key: str, start: int, rooms: Sequence[memoryview], *, again: bool = False) -> None:
         """Fill memory of the caller's, `rooms` one after the other, with the bytes of an object from `start` on.
@@ -150,9 +140,9 @@ class ObjectReader(Connection):
         self._check_range(key, start, stop)
         driver = self.driver
 
-        def attempt(this: Try) -> None:
-            (came,) = driver.read_into(key, [start], [rooms], this.timeout_s)
-            self.stats.add(get=-int(again), bytes_in=came)
+        def attempt(timeout_s: float) -> None:
+            (came,) = driver.read_into(key, [start], [rooms], timeout_s)
+            count(self.stats, self.root.protocol, get=-int(again), bytes_in=came)
             _check_length(came, start, stop, self.full_url(key))
 
         self.request("get", key, attempt)
@@ -175,39 +165,41 @@ class ObjectReader(Connection):
             cancelled.set()
             begun.cancel()
 
-    def _gather(self, jobs: Sequence[Task[T]]) -> list[T]:
+    def _gather(self, jobs: Iterable[Task[T]]) -> list[T]:
         """Run jobs at once; give their results in order. The first error cancels the rest."""
-        if len(jobs) == 1:
-            return [jobs[0].run(threading.Event())]
         return list(in_order(self.engine().pool, jobs, max_ahead=2 * self.concurrency))
 
-    def _range_job(self, one: RangeLike) -> Task[Buffer]:
-        return Task(lambda cancelled: self._get_range(one.key, one.start, one.stop, cancelled), one.stop - one.start)
+    def _range_job(self, one: ByteRange) -> Task[Buffer]:
+        return Task(partial(self._get_range, one.key, one.start, one.stop), one.size)
 
-    def _get_range(self, key: str, start: int, stop: int | None, cancelled: threading.Event | None = None) -> Buffer:
-        """Bytes [start, stop) of an object, to its end without `stop`, in one request; as the client gives them."""
+    def _get_range(
+        self, key: str, start: int, stop: int | None, cancelled: threading.Event | None = None, *, head: bool = False
+    ) -> Buffer:
+        """Bytes [start, stop) of an object, to its end without `stop`, in one request; as the client gives them.
+        head: it may end before."""
         self._check_range(key, start, stop)
         if start == stop:
             return b""
-        driver = self.driver
+        driver, whole = self.driver, start == 0 and (head or stop is None)
 
-        def attempt(this: Try) -> Buffer:
-            data = _read_once(driver, key, start, stop, this.timeout_s)
-            self.stats.add(bytes_in=len(data))
-            return _measured(data, start, stop, self.full_url(key))
+        def attempt(timeout_s: float) -> Buffer:
+            data = _read_once(driver, key, start, stop, timeout_s, whole)
+            if head:
+                data = data[:stop]
+            count(self.stats, self.root.protocol, bytes_in=len(data))
+            return data if head else _measured(data, start, stop, self.full_url(key))
 
         return self.request("get", key, attempt, cancelled)
 
     def _iter_batches(
-        self, driver: Driver, ranges: Iterable[RangeLike], max_bytes: int
+        self, driver: Driver, ranges: Iterable[ByteRange], max_bytes: int
     ) -> Generator[Buffer, None, None]:
         """Small ranges of one object are read in one go, where all are small by the caller's own thread: handing them
         to another would take longer than reading them."""
         wanted = list(ranges)
-        small = all(one.stop - one.start <= BATCH_BYTES for one in wanted)
-        read = _reading_into(driver, _memory())
+        small = all(one.size <= BATCH_BYTES for one in wanted)
         batch_bytes = min(SMALL_BATCH_BYTES if small else BATCH_BYTES, max_bytes // 2)
-        jobs = (self._batch_job(read, batch) for batch in _batches(wanted, batch_bytes))
+        jobs = (self._batch_job(driver, batch, _memory()) for batch in _batches(wanted, batch_bytes))
         ahead: Generator[Sequence[Buffer], None, None]
         if small:
             ahead = (job.run(threading.Event()) for job in jobs)
@@ -218,36 +210,32 @@ class ObjectReader(Connection):
                 yield from batch
                 del batch
 
-    def _batch_job(self, read: Read[B], batch: Sequence[RangeLike]) -> Task[Sequence[B]]:
-        size = sum(one.stop - one.start for one in batch)
-        return Task(lambda cancelled: self._get_batch(read, batch, cancelled), size)
+    def _batch_job(
+        self, driver: Driver, batch: Sequence[ByteRange], memory: Memory | None = None
+    ) -> Task[Sequence[Buffer]]:
+        """The reading of ranges of one object: of large ones that fit into a piece of `memory`, into that."""
+        size = sum(one.size for one in batch)
+        into = memory if memory is not None and BATCH_BYTES < size <= memory.piece_bytes else None
+        return Task(partial(self._get_batch, driver, batch, into), size)
 
-    def _get_batch(self, read: Read[B], batch: Sequence[RangeLike], cancelled: threading.Event) -> Sequence[B]:
+    def _get_batch(
+        self, driver: Driver, batch: Sequence[ByteRange], memory: Memory | None, cancelled: threading.Event
+    ) -> Sequence[Buffer]:
         for one in batch:
             self._check_range(one.key, one.start, one.stop)
-        key = batch[0].key
+        key, url = batch[0].key, self.full_url(batch[0].key)
 
-        def attempt(this: Try) -> Sequence[B]:
-            found = read(key, batch, this.timeout_s)
+        def attempt(timeout_s: float) -> Sequence[Buffer]:
+            found: Sequence[Buffer]
+            if memory is None:
+                found = driver.get_ranges(key, [(one.start, one.stop) for one in batch], timeout_s)
+            else:
+                found = _read_into(driver, key, batch, memory.take().data, timeout_s)
             requests = sum(one.stop > one.start for one in batch)
-            self.stats.add(get=requests - 1, bytes_in=sum(map(len, found)))
-            url = self.full_url(key)
+            count(self.stats, self.root.protocol, get=requests - 1, bytes_in=sum(map(len, found)))
             return [_measured(data, one.start, one.stop, url) for data, one in zip(found, batch, strict=True)]
 
         return self.request("get", key, attempt, cancelled)
-
-    def _fill(self, one: Filling, gate: Gate, cancelled: threading.Event) -> None:
-        stop = one.start + one.size
-        self._check_range(one.key, one.start, stop)
-        driver = self.driver
-
-        def attempt(this: Try) -> None:
-            pour = _Pour(one, gate)
-            driver.stream(one.key, one.start, stop, pour.take, this.timeout_s)
-            self.stats.add(bytes_in=pour.came)
-            _check_length(pour.came, one.start, stop, self.full_url(one.key))
-
-        self.request("get", one.key, attempt, cancelled)
 
     def _check_range(self, key: str, start: int, stop: int | None) -> None:
         check_key(key)
@@ -255,15 +243,13 @@ class ObjectReader(Connection):
             raise UsageError(f"get {self.full_url(key)}: ({start}, {stop}) is no half-open range from 0 upwards")
 
 
-def _read_once(
-    driver: Driver, key: str, start: int, stop: int | None, timeout_s: float, *, whole: bool = False
-) -> Buffer:
-    """Read once. `whole`: an object of unknown size is meant, as it is without `stop`; none of an empty one."""
+def _read_once(driver: Driver, key: str, start: int, stop: int | None, timeout_s: float, whole: bool) -> Buffer:
+    """Read once. `whole`: an object of unknown size is meant; none of an empty one."""
     try:
         return driver.get(key, start, stop, timeout_s)
     except Exception as error:
         # The range "0-" asks for a whole object without asking for its size first; an empty one has no such bytes.
-        if start == 0 and (whole or stop is None) and judge(error).kind is Cause.RANGE:
+        if whole and judge(error).kind is Cause.RANGE:
             return b""
         raise
 
@@ -279,39 +265,26 @@ def _memory() -> Memory:
 in_child(_memory.cache_clear)
 
 
-def _reading(driver: Driver) -> Read[bytes]:
-    def read(key: str, batch: Sequence[RangeLike], timeout_s: float) -> Sequence[bytes]:
-        return driver.get_ranges(key, [(one.start, one.stop) for one in batch], timeout_s)
-
-    return read
-
-
-def _reading_into(driver: Driver, memory: Memory) -> Read[Buffer]:
-    """ObjectReader into memory that is used again what is large and fits into a piece of it."""
-    plain = _reading(driver)
-
-    def read(key: str, batch: Sequence[RangeLike], timeout_s: float) -> Sequence[Buffer]:
-        bounds = list(accumulate((one.stop - one.start for one in batch), initial=0))
-        if not BATCH_BYTES < bounds[-1] <= memory.piece_bytes:
-            return plain(key, batch, timeout_s)
-        piece = memory.take().data
-        rooms = [piece[start:stop] for start, stop in pairwise(bounds)]
-        came = driver.read_into(key, [one.start for one in batch], [[room] for room in rooms], timeout_s)
-        return [room[:count].toreadonly() for room, count in zip(rooms, came, strict=True)]
-
-    return read
+def _read_into(
+    driver: Driver, key: str, batch: Sequence[ByteRange], piece: memoryview, timeout_s: float
+) -> Sequence[Buffer]:
+    """Read ranges end to end into a piece of memory; the parts of it that were filled."""
+    bounds = accumulate((one.size for one in batch), initial=0)
+    rooms = [piece[start:stop] for start, stop in pairwise(bounds)]
+    came = driver.read_into(key, [one.start for one in batch], [[room] for room in rooms], timeout_s)
+    return [room[:count].toreadonly() for room, count in zip(rooms, came, strict=True)]
 
 
-def _batches(ranges: Iterable[RangeLike], max_bytes: int) -> Iterator[list[RangeLike]]:
+def _batches(ranges: Iterable[ByteRange], max_bytes: int) -> Iterator[list[ByteRange]]:
     """Neighbours of the same object together, up to `max_bytes`; what is larger is alone."""
-    batch: list[RangeLike] = []
+    batch: list[ByteRange] = []
     size = 0
     for one in ranges:
-        if batch and (one.key != batch[0].key or size + one.stop - one.start > max_bytes):
+        if batch and (one.key != batch[0].key or size + one.size > max_bytes):
             yield batch
             batch, size = [], 0
         batch.append(one)
-        size += one.stop - one.start
+        size += one.size
     if batch:
         yield batch
 
@@ -321,7 +294,7 @@ def _as_bytes(data: Buffer) -> bytes:
     return data if isinstance(data, bytes) else bytes(data)
 
 
-def _measured(data: B, start: int, stop: int | None, url: str) -> B:
+def _measured(data: Buffer, start: int, stop: int | None, url: str) -> Buffer:
     """`data` if it can be bytes [start, stop): ShortReadError for fewer, StorageError for more."""
     if stop is not None:
         _check_length(len(data), start, stop, url)

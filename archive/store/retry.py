@@ -14,8 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar
 
 from archive.base import (
     AccessDeniedError,
@@ -33,8 +31,6 @@ from archive.base import (
 )
 from archive.store.drivers import Cause, chain_of, judge, unreached
 
-T = TypeVar("T")
-
 # Steps of 1.2 rather than 2: the cap is reached as late as attempt 26, so twenty refusals in a row cost seconds.
 BASE_S, CAP_S, GROWTH = 0.05, 5.0, 1.2
 MAX_SHORT_READS = 4
@@ -46,69 +42,52 @@ TELL_S, TELL_AGAIN_S = 3.0, 30.0
 _jitter = random.SystemRandom()  # the program's own stream of random numbers is not ours to draw from
 
 
-@dataclass(frozen=True, slots=True)
-class Try:
-    """One try of a request: its number from 1, and the time left."""
-
-    number: int
-    timeout_s: float
+def longest_delay(attempt: int) -> float:
+    """Upper bound of the pause after try number `attempt`."""
+    return min(CAP_S, BASE_S * GROWTH ** min(attempt - 1, 100))
 
 
-@dataclass(eq=False)
-class GaveUpError(Exception):
-    """Internal: a request that will not be tried again. Never leaves the storage layer."""
+class Tries:
+    """The tries of one request. `landed`: one of them may have written something, whatever the later ones say."""
 
-    cause: Exception
-    kind: Cause
-    attempts: int
-    elapsed_s: float
-    landed: bool = False
+    def __init__(self, deadline_s: float, short_reads: int = MAX_SHORT_READS) -> None:
+        """short_reads: so often an answer may be cut short, or damaged."""
+        self.deadline_s = deadline_s
+        self.number = 0
+        self.kind = Cause.OTHER  # of the last failure
+        self.landed = False
+        self._short_reads = short_reads
+        self._began = time.monotonic()
+        self._handled = sys.exception()
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._began
 
     @property
     def answered_no(self) -> bool:
         """True if the store said plainly that the object is not there, or already is: callers often ask for that."""
         return self.kind in (Cause.MISSING, Cause.EXISTS) and not self.landed
 
+    def begin(self) -> float:
+        """Count a try; the seconds that it may take."""
+        self.number += 1
+        return max(0.01, self.deadline_s - self.elapsed_s)
 
-def longest_delay(attempt: int) -> float:
-    """Upper bound of the pause after try number `attempt`."""
-    return min(CAP_S, BASE_S * GROWTH ** min(attempt - 1, 100))
+    def may_go_on(self, error: Exception, renew: Callable[[], bool]) -> bool:
+        """True if another try may succeed where one has failed. `renew`, where credentials have expired, gives whether
+        others may be there now, or soon."""
+        _part(error, self._handled)
+        failure = judge(error)
+        self.kind, self.landed = failure.kind, self.landed or failure.landed
+        again = self.kind is Cause.TRANSIENT or (self.kind in _BAD_ANSWERS and self.number < self._short_reads)
+        return again or (self.kind is Cause.EXPIRED and renew())
 
-
-def run(
-    call: Callable[[Try], T],
-    *,
-    deadline_s: float,
-    cancelled: threading.Event | None = None,
-    short_reads: int = MAX_SHORT_READS,
-    failed: Callable[[Exception, float], bool] = lambda error, elapsed_s: False,
-    renew: Callable[[], bool] = lambda: False,
-) -> T:
-    """`call` until it answers, fails for good (GaveUpError), is cancelled, or `deadline_s` have passed.
-
-    failed: told of each failure after which it would be tried again; gives whether not to.
-    renew: told where credentials have expired; gives whether others may be there now, or soon.
-
-    Once a try may have written something, the GaveUpError of a later one says so (`landed`).
-    """
-    stop = cancelled or threading.Event()
-    started, number, landed = time.monotonic(), 0, False
-    handled = sys.exception()
-    while True:
-        number += 1
-        try:
-            return call(Try(number, max(0.01, deadline_s - (time.monotonic() - started))))
-        except Exception as error:
-            _part(error, handled)
-            failure, elapsed = judge(error), time.monotonic() - started
-            landed = landed or failure.landed
-            again = failure.kind is Cause.TRANSIENT or (failure.kind in _BAD_ANSWERS and number < short_reads)
-            again = again or (failure.kind is Cause.EXPIRED and renew())
-            again = again and not failed(error, elapsed)
-            pause = _jitter.uniform(0, longest_delay(number))
-            over = elapsed + pause + min(LEAST_TRY_S, deadline_s / 4) >= deadline_s
-            if not again or over or stop.wait(pause):
-                raise GaveUpError(error, failure.kind, number, elapsed, landed) from error
+    def pause(self, stop: threading.Event) -> bool:
+        """Wait for the next try; False where no time is left for it, or it was stopped."""
+        pause = _jitter.uniform(0, longest_delay(self.number))
+        over = self.elapsed_s + pause + min(LEAST_TRY_S, self.deadline_s / 4) >= self.deadline_s
+        return not over and not stop.wait(pause)
 
 
 def _part(error: Exception, handled: BaseException | None) -> None:
@@ -150,34 +129,35 @@ class Patience:
 # -- what is raised ----------------------------------------------------------------------------------------------------
 
 
-def explain(gave_up: GaveUpError, verb: str, url: str, scrub: Callable[[str], str]) -> ArchiveError:
-    """The library's error for a request that failed: what, where, what to do. The cause is not chained here."""
-    detail = described(gave_up.cause, scrub)
+def explain(cause: Exception, tries: Tries, verb: str, url: str, scrub: Callable[[str], str]) -> ArchiveError:
+    """The library's error for a request whose last try failed: what, where, what to do. The cause is not chained
+    here."""
+    detail = described(cause, scrub)
     where = scrub(f"{verb} {url}")
-    if verb == "create" and gave_up.landed:
+    if verb == "create" and tries.landed:
         return AmbiguousWriteError(
-            f"{where}: no answer whether it was made, after {_tries(gave_up)} ({detail}); "
+            f"{where}: no answer whether it was made, after {_counted(tries)} ({detail}); "
             "read it back and compare, or repeat the same call"
         )
-    if verb == "create" and gave_up.kind is Cause.UNSUPPORTED:
+    if verb == "create" and tries.kind is Cause.UNSUPPORTED:
         return NotExclusiveError(
             f"{where}: the store has no create-only put (it does not know If-None-Match: {detail}), so two writers "
             "could overwrite each other; nothing was written. Use another store, or open with single_writer=True if "
             "one process alone writes there"
         )
-    if gave_up.kind is Cause.TRANSIENT:
+    if tries.kind is Cause.TRANSIENT:
         return DeadlineError(
-            f"{where}: gave up after {_tries(gave_up)}; the last one: {detail}; "
-            f"{'nothing can be reached there: ' * unreached(gave_up.cause)}check the "
-            f"{'address (endpoint_url), ' * unreached(gave_up.cause)}network and the store, or raise deadline_s"
+            f"{where}: gave up after {_counted(tries)}; the last one: {detail}; "
+            f"{'nothing can be reached there: ' * unreached(cause)}check the "
+            f"{'address (endpoint_url), ' * unreached(cause)}network and the store, or raise deadline_s"
         )
-    if gave_up.kind is Cause.OTHER and isinstance(gave_up.cause, ArchiveError):
-        return gave_up.cause
+    if tries.kind is Cause.OTHER and isinstance(cause, ArchiveError):
+        return cause
     if "non-partial response" in detail:  # of obstore, which looks at the status
         return StorageError(f"{where}: the server or a proxy ignores byte ranges; use one that honours them ({detail})")
-    if _is_mocked(gave_up.cause):
+    if _is_mocked(cause):
         return StorageError(f"{where}: {_MOCKED} ({detail})")
-    cls, text = _ERRORS[gave_up.kind]
+    cls, text = _ERRORS[tries.kind]
     return cls(f"{where}: {text} ({detail})")
 
 
@@ -203,9 +183,9 @@ def _is_mocked(cause: Exception) -> bool:
     return "moto" in sys.modules and bool(mixed_up)
 
 
-def _tries(gave_up: GaveUpError) -> str:
-    plural = "" if gave_up.attempts == 1 else "s"
-    return f"{gave_up.attempts} attempt{plural} in {gave_up.elapsed_s:.1f} s"
+def _counted(tries: Tries) -> str:
+    plural = "" if tries.number == 1 else "s"
+    return f"{tries.number} attempt{plural} in {tries.elapsed_s:.1f} s"
 
 
 _ERRORS: dict[Cause, tuple[type[ArchiveError], str]] = {

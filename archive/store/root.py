@@ -188,22 +188,16 @@ def _url_secrets(protocol: str, path: str, query: str) -> Iterator[str]:
 
 def _secrets(options: Mapping[str, Any], *more: str) -> tuple[str, ...]:
     environment = (os.environ.get(name, "") for name in _SECRET_VARIABLES)
-    plain = {value for value in (*_option_secrets(options), *more, *environment) if len(value) >= _MIN_SECRET}
+    plain = {value for value in (*_value_secrets(options, False), *more, *environment) if len(value) >= _MIN_SECRET}
     every = plain | {quote(value, safe="") for value in plain}
     return tuple(sorted(every, key=lambda value: (-len(value), value)))
-
-
-def _option_secrets(options: Mapping[Any, Any]) -> Iterator[str]:
-    for name, value in options.items():
-        yield from _value_secrets(value, bool(_SECRET_OPTION.search(str(name))))
 
 
 def _value_secrets(value: Any, secret: bool) -> Iterator[str]:
     """The texts of an option's value that must not be shown: all of a `secret` one, else who is named in a URL."""
     if isinstance(value, Mapping):
-        yield from (found for name, one in value.items() for found in _value_secrets(
-            one, secret or bool(_SECRET_OPTION.search(str(name)))
-        ))  # fmt: skip
+        for name, one in value.items():
+            yield from _value_secrets(one, secret or bool(_SECRET_OPTION.search(str(name))))
     elif isinstance(value, (list, tuple, set, frozenset)):
         yield from (found for one in value for found in _value_secrets(one, secret))
     elif isinstance(value, bytes):

@@ -29,9 +29,9 @@ from archive.base import (
     in_order,
     tasks,
 )
+from archive.store.counts import count
 from archive.store.drivers import PAGE, Buffer, Listed, ObjectInfo
 from archive.store.reads import ObjectReader
-from archive.store.retry import Try
 from archive.store.root import check_key, check_listed
 
 Data = Buffer | Sequence[Buffer]
@@ -50,18 +50,20 @@ class Storage(ObjectReader):
         """True if the store is known to have a create-only put."""
         return self.driver.exclusive
 
-    @property
-    def lists_at_once(self) -> bool:
-        """True if `list` is known to give whatever was made before it began."""
-        return self.driver.lists_at_once
-
-    def put(self, key: str, data: Data) -> None:
+    def put(self, key: str, data: Data, cancelled: threading.Event | None = None) -> None:
         """Makes an object, whole or not at all; one of that name is replaced."""
-        self._put(key, data, None)
+        check_key(key)
+        driver, parts = self.driver, _as_parts(data)
+
+        def attempt(timeout_s: float) -> None:
+            count(self.stats, self.root.protocol, bytes_out=sum(map(len, parts)))
+            driver.put(key, parts, timeout_s)
+
+        self.request("put", key, attempt, cancelled)
 
     def put_many(self, items: Iterable[tuple[str, Data]]) -> None:
         """Makes objects, several at once, taking `items` as it goes. After an error nothing more is written."""
-        self._settle(tasks(lambda item, cancelled: self._put(*item, cancelled), items), max_ahead=self.concurrency)
+        self._settle(tasks(lambda item, cancelled: self.put(*item, cancelled), items), max_ahead=self.concurrency)
 
     def create(self, key: str, data: Data) -> None:
         """Makes an object only if there is none of that name; two callers never both succeed.
@@ -78,9 +80,9 @@ class Storage(ObjectReader):
                 "single_writer=True if nobody else writes here"
             )
 
-        def attempt(this: Try) -> None:
-            self.stats.add(bytes_out=sum(map(len, parts)), head=int(self.single_writer))
-            driver.create(key, parts, this.timeout_s)
+        def attempt(timeout_s: float) -> None:
+            count(self.stats, self.root.protocol, bytes_out=sum(map(len, parts)), head=int(self.single_writer))
+            driver.create(key, parts, timeout_s)
 
         self.request("create", key, attempt)
 
@@ -151,9 +153,9 @@ class Storage(ObjectReader):
         if not (here.can("copy") and there.can("copy")):
             raise UsageError(f"{self.full_url(key)}: its store does not copy objects by itself")
 
-        def attempt(this: Try) -> None:
-            self.stats.add(head=1)
-            here.copy(there.locate(source_key), key, this.timeout_s)
+        def attempt(timeout_s: float) -> None:
+            count(self.stats, self.root.protocol, head=1)
+            here.copy(there.locate(source_key), key, timeout_s)
 
         self.request("copy", key, attempt)
         after = self._look(key)
@@ -196,13 +198,14 @@ class Storage(ObjectReader):
         driver, after = self.driver, ""
         if not driver.can("scan"):
             raise StorageError(f"scan {self.full_url(folder)}: this store's driver cannot say what lies below a folder")
-        found = driver.scan(folder, after, self.deadline_s)
+        pages: Iterator[Sequence[Listed]] | None = None
 
-        def attempt(this: Try) -> Sequence[Listed]:
-            nonlocal found
-            if this.number > 1:
-                found = driver.scan(folder, after, this.timeout_s)
-            return next(found, [])
+        def attempt(timeout_s: float) -> Sequence[Listed]:
+            nonlocal pages
+            going, pages = pages or driver.scan(folder, after, timeout_s), None  # after a failure it is begun anew
+            page = next(going, [])
+            pages = going
+            return page
 
         while page := self.request("list", folder, attempt):
             for one in page:
@@ -218,7 +221,7 @@ class Storage(ObjectReader):
         folder `prefix` was made: things are at least as old as they look by that.
         """
         folder, driver = check_key(prefix), self.driver
-        now = driver.can("now") and self.request("list", folder, lambda this: driver.now(folder, this.timeout_s))
+        now = driver.can("now") and self.request("list", folder, lambda timeout_s: driver.now(folder, timeout_s))
         made = [] if now else [one.modified for one in self.scan(folder)]
         if not (now or made):
             raise StorageError(f"clock of {self.full_url(folder)}: this store says no time, and nothing is there")
@@ -227,13 +230,10 @@ class Storage(ObjectReader):
     def versioned(self) -> bool | None:
         """True if what is deleted stays as an older version, which takes space; None where the store does not say."""
         driver = self.driver
-        try:
-            if not driver.can("versioned"):
-                return None
-        except ImportError:
+        if not driver.can("versioned"):
             return None
         try:
-            return self.request("head", "", lambda this: driver.versioned(this.timeout_s))
+            return self.request("head", "", lambda timeout_s: driver.versioned(timeout_s))
         except StorageError:  # refused, or not known to this store
             return None
 
@@ -250,9 +250,9 @@ class Storage(ObjectReader):
     def _bytes_of(self, key: str, cancelled: threading.Event | None = None) -> int | None:
         driver = self.driver
 
-        def attempt(this: Try) -> int | None:
+        def attempt(timeout_s: float) -> int | None:
             with contextlib.suppress(FileNotFoundError):
-                return driver.head(key, this.timeout_s).size
+                return driver.head(key, timeout_s).size
             return None
 
         return self.request("head", check_key(key), attempt, cancelled)
@@ -260,24 +260,14 @@ class Storage(ObjectReader):
     def _look(self, key: str) -> ObjectInfo:
         """The store's word on an object: its size and ETag."""
         check_key(key)
-        return self.request("head", key, lambda this: self.driver.head(key, this.timeout_s))
-
-    def _put(self, key: str, data: Data, cancelled: threading.Event | None) -> None:
-        check_key(key)
-        driver, parts = self.driver, _as_parts(data)
-
-        def attempt(this: Try) -> None:
-            self.stats.add(bytes_out=sum(map(len, parts)))
-            driver.put(key, parts, this.timeout_s)
-
-        self.request("put", key, attempt, cancelled)
+        return self.request("head", key, lambda timeout_s: self.driver.head(key, timeout_s))
 
     def _delete_one(self, key: str, cancelled: threading.Event) -> None:
         driver = self.driver
 
-        def attempt(this: Try) -> None:
+        def attempt(timeout_s: float) -> None:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                driver.delete(key, this.timeout_s)
+                driver.delete(key, timeout_s)
 
         self.request("delete", check_key(key), attempt, cancelled)
 
@@ -290,7 +280,7 @@ class Storage(ObjectReader):
         if not together:
             return batch, batch, {}
         try:
-            found = self.request("delete", batch[0], lambda this: driver.delete_many(batch, this.timeout_s), cancelled)
+            found = self.request("delete", batch[0], lambda timeout_s: driver.delete_many(batch, timeout_s), cancelled)
         except DeadlineError:
             raise
         except AccessDeniedError as error:
@@ -325,9 +315,9 @@ class Storage(ObjectReader):
         folder = check_key(prefix.rstrip("/")) if prefix else ""
         driver = self.driver
 
-        def attempt(this: Try) -> list[str]:
-            names, requests = driver.list(folder, this.timeout_s)
-            self.stats.add(list=requests - 1)
+        def attempt(timeout_s: float) -> list[str]:
+            names, requests = driver.list(folder, timeout_s)
+            count(self.stats, self.root.protocol, list=requests - 1)
             return names
 
         found = self.request("list", folder, attempt, cancelled)

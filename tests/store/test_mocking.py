@@ -9,8 +9,7 @@ import sys
 
 import pytest
 
-from archive.store.drivers.failures import Cause
-from archive.store.retry import GaveUpError, explain
+from archive.store.retry import Tries, explain
 from tests.support.places import ROOT
 
 CODE = """
@@ -55,5 +54,5 @@ def test_nothing_else_is_taken_for_it(
     cause: Exception, loaded: bool, told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "moto", sys) if loaded else monkeypatch.delitem(sys.modules, "moto", raising=False)
-    error = explain(GaveUpError(cause, Cause.OTHER, 1, 0.0), "get", "s3://b/x", lambda text: text)
+    error = explain(cause, Tries(1.0), "get", "s3://b/x", lambda text: text)
     assert ("mock_aws" in str(error)) is told

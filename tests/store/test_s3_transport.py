@@ -143,10 +143,10 @@ def test_the_transport_is_named_and_can_be_chosen(moto_endpoint: str) -> None:
     options = servers.s3fs_options(moto_endpoint)
     usual = Storage.connect("s3://bucket/x", options)
     assert repr(usual) == "Storage('s3://bucket/x')"
-    assert usual.transport == "obstore"
+    assert usual.driver.transport == "obstore"
     assert repr(usual) == "Storage('s3://bucket/x', through obstore)"
     chosen = Storage.connect("s3://bucket/x", options | {"transport": "s3fs"}, single_writer=True)
-    assert chosen.transport == "s3fs"
+    assert chosen.driver.transport == "s3fs"
     assert "transport" not in chosen.spec()[1]
     with pytest.raises(StorageError, match="give one of obstore, s3fs"):
         Storage.connect("s3://bucket/x", options | {"transport": "ftp"}).exclusive()
@@ -154,7 +154,7 @@ def test_the_transport_is_named_and_can_be_chosen(moto_endpoint: str) -> None:
 
 def test_without_obstore_it_is_s3fs(moto_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3transport, "find_spec", lambda name: None)
-    assert Storage.connect("s3://bucket/x", servers.s3fs_options(moto_endpoint)).transport == "s3fs"
+    assert Storage.connect("s3://bucket/x", servers.s3fs_options(moto_endpoint)).driver.transport == "s3fs"
 
 
 @pytest.mark.parametrize(
@@ -164,9 +164,9 @@ def test_a_bucket_of_another_region_goes_on_through_s3fs(proxied: Proxied, statu
     storage = proxied.connect()
     storage.put("x", b"data")
     proxied.proxy.add("status", status=status, code=code)
-    assert storage.transport == "obstore"
+    assert storage.driver.transport == "obstore"
     assert storage.get("x", 0, 4) == b"data"
-    assert storage.transport == "s3fs"
+    assert storage.driver.transport == "s3fs"
     storage.create("y", b"1")
     assert storage.list("") == ["x", "y"]
 
@@ -201,7 +201,7 @@ with archive.create(sys.argv[1], storage_options=options).writer() as w:
     for i in range(8):
         w.add_episode({"x": np.full(4, i, np.float32)}, episode_id=f"e{i}")
 arc = archive.open(sys.argv[1], storage_options=options)
-assert arc.storage.transport == "obstore", arc.storage
+assert arc.storage.driver.transport == "obstore", arc.storage
 for method in ("fork", "spawn", "forkserver"):
     found = DataLoader(EpisodeDataset(arc.episodes), batch_size=None, num_workers=2, multiprocessing_context=method)
     print(method, sorted(float(one["x"][0]) for one in found))
@@ -219,7 +219,7 @@ obstore.put(MemoryStore(), "x", b"1")
 pid = os.fork()
 storage = Storage.connect(sys.argv[1], servers.s3fs_options(sys.argv[2]))
 storage.put("x", b"2")
-print(storage.transport, storage.get("x"), flush=True)
+print(storage.driver.transport, storage.get("x"), flush=True)
 if pid:
     os.waitpid(pid, 0)
 else:

@@ -128,7 +128,7 @@ class Shards:
     ) -> Iterator[tuple[str, ShardReads, dict[str, bytes | memoryview]]]:
         """These chunks of arrays of shards, by their numbers, without metadata; the shards' indexes must be loaded."""
         reads = {
-            shard: self.index(shard).plan_chunks(chunks, REMOTE_GAP_BYTES if self.roots.remote(shard) else None)
+            shard: self.index(shard).plan_chunks(chunks, REMOTE_GAP_BYTES if self.roots.is_remote([shard]) else None)
             for shard, chunks in wanted.items()
         }
         yield from self.fetched(ReadPlan(reads), owners, max_bytes)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from archive.base import cached_property
 from archive.store.drivers.driver import Location
 from archive.store.drivers.failures import in_place_of
 
@@ -150,19 +152,17 @@ class Session:
 
     def __init__(self, profile: str | None) -> None:
         self._profile = profile
-        self._made: Any = None
 
-    @property
+    @cached_property
     def botocore(self) -> Any:
-        if self._made is None:
-            import botocore.session
+        import botocore.session
 
-            self._made = botocore.session.Session(profile=self._profile)
-        return self._made
+        return botocore.session.Session(profile=self._profile)
 
     def configured(self) -> Mapping[str, str]:
         """The AWS configuration of the profile; UntranslatedError for what obstore would not heed."""
-        if not (self._profile or _has_configuration()):
+        path = Path(os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config").expanduser()
+        if not (self._profile or (path.is_file() and path.stat().st_size > 0)):
             return {}
         found: Mapping[str, Any] = self.botocore.get_scoped_config()
         unknown = [name for name, value in found.items() if not name.startswith(_KNOWN) or isinstance(value, Mapping)]
@@ -182,7 +182,10 @@ class Session:
         return self._renewing()
 
     def _renewing(self) -> Provider:
-        if self._finds_nobody():
+        nobody = False
+        with suppress(Exception):  # of who is named and does not answer now: each request asks again, and tells of it
+            nobody = self.botocore.get_credentials() is None
+        if nobody:
             raise UntranslatedError("botocore finds no credentials")
 
         def give() -> Credentials:
@@ -191,12 +194,6 @@ class Session:
             return _signed_by(now.access_key, now.secret_key, now.token) | {"expires_at": ends}
 
         return give
-
-    def _finds_nobody(self) -> bool:
-        try:
-            return self.botocore.get_credentials() is None
-        except Exception:  # somebody is named who does not answer now: asked again by each request, which tells of it
-            return False
 
 
 class Signer:
@@ -246,9 +243,3 @@ def _constant(key: Any, secret: Any, token: Any) -> Provider:
 
 def _signed_by(key: str, secret: str, token: str | None) -> Credentials:
     return {"access_key_id": key, "secret_access_key": secret, "token": token}
-
-
-def _has_configuration() -> bool:
-    name = os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config"
-    path = Path(name).expanduser()
-    return path.is_file() and path.stat().st_size > 0

@@ -43,19 +43,15 @@ class Bucket:
     ) -> None:
         self._keywords = keywords
         self._find = find
-        self._signer = Signer()
+        self.signer = Signer()
         self._store = self._signing(provider)
 
     def renew(self) -> None:
         """Go on with the credentials that are found now."""
         self._store = self._signing(self._find())
 
-    def told(self, error: Exception) -> Exception:
-        """The error that is to be raised for one of obstore's: see `Signer.told`."""
-        return self._signer.told(error)
-
     def _signing(self, provider: Provider | None) -> Any:
-        return _made({**self._keywords, "credential_provider": provider and self._signer.giving(provider)})
+        return _made({**self._keywords, "credential_provider": provider and self.signer.giving(provider)})
 
     def _split_path(self, path: str) -> tuple[str, str]:
         bucket, _, key = path.partition("/")
@@ -109,7 +105,7 @@ class S3Transport(DelegatingDriver):
             return call(self._inner)
         except Exception as error:
             if not wrong_region(error):
-                shown = self._bucket.told(error)
+                shown = self._bucket.signer.told(error)
                 if shown is error:
                     raise
         if shown is not None:  # out of the handler, or it would hang on to the error that says more
@@ -130,23 +126,20 @@ def open_s3(place: Location, through_s3fs: Callable[[Location], Driver], registe
 
     registered: somebody has given `s3` another filesystem, which is then used.
     """
-    bare = replace(place, options={name: value for name, value in place.options.items() if name not in OWN_OPTIONS})
-    driver = _through(place.options.get("transport"), bare, through_s3fs, registered)
-    driver.lists_at_once = driver.lists_at_once and not place.options.get("late_list")
-    return driver
-
-
-def _through(wanted: Any, bare: Location, through_s3fs: Callable[[Location], Driver], registered: bool) -> Driver:
+    wanted = place.options.get("transport")
     if wanted not in (None, *TRANSPORTS):
         raise ValueError(f"transport={wanted!r}: give one of {', '.join(TRANSPORTS)}, or leave it out")
-    if wanted == "s3fs" or (registered and wanted is None):
-        return through_s3fs(bare)
-    try:
-        return _through_obstore(bare, through_s3fs)
-    except UntranslatedError as why:
-        if wanted == "obstore":
-            raise ValueError(f"transport='obstore' cannot be: {why}") from why
-    return through_s3fs(bare)
+    bare = replace(place, options={name: value for name, value in place.options.items() if name not in OWN_OPTIONS})
+    driver = None
+    if not (wanted == "s3fs" or (registered and wanted is None)):
+        try:
+            driver = _through_obstore(bare, through_s3fs)
+        except UntranslatedError as why:
+            if wanted == "obstore":
+                raise ValueError(f"transport='obstore' cannot be: {why}") from why
+    driver = driver or through_s3fs(bare)
+    driver.lists_at_once = driver.lists_at_once and not place.options.get("late_list")
+    return driver
 
 
 def _through_obstore(place: Location, through_s3fs: Callable[[Location], Driver]) -> Driver:
