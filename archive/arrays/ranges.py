@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from archive.arrays.memory import fresh_together
-from archive.base import ByteRange as ByteRange
 
 MAX_GAP_BYTES = 64 * 1024
 MIN_GAP_BYTES = 1024  # headers between chunks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
 import threading
 import weakref
@@ -126,11 +127,11 @@ def in_order(
     source = chain(begin, source)
     cancelled, failed = threading.Event(), Future[T]()
     ahead: deque[tuple[Future[T], int]] = deque()
-    held = 0
+    held, most = 0, math.inf if max_bytes is None else max_bytes
     try:
         job = next(source, None)
         while job is not None or ahead:
-            while job is not None and _fits(ahead, held, job.size, max_ahead, max_bytes):
+            while job is not None and (not ahead or (len(ahead) < max_ahead and held + job.size <= most)):
                 ahead.append((pool.submit(_guarded, job, cancelled, failed), job.size))
                 held += job.size
                 job = next(source, None)
@@ -203,10 +204,6 @@ class Gate:
         with self._changed:
             self._open = False
             self._changed.wait_for(lambda: not self._inside)
-
-
-def _fits(ahead: deque[tuple[Future[T], int]], held: int, size: int, max_ahead: int, max_bytes: int | None) -> bool:
-    return not ahead or (len(ahead) < max_ahead and (max_bytes is None or held + size <= max_bytes))
 
 
 def _guarded(job: Task[T], cancelled: threading.Event, failed: Future[T]) -> T:

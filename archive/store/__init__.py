@@ -6,7 +6,7 @@ from __future__ import annotations
 from archive.store import smallfiles
 from archive.store.bases import Roots, as_allowed, join_key, split_key
 from archive.store.connection import around
-from archive.store.counts import IOStats
+from archive.store.counts import VERBS, IOStats
 from archive.store.drivers import Buffer
 from archive.store.policies import policy
 from archive.store.reads import Filling
@@ -15,6 +15,7 @@ from archive.store.smallfiles import file_exists, read_file, write_file
 from archive.store.storage import Storage
 
 __all__ = [
+    "VERBS",
     "Buffer",
     "Filling",
     "IOStats",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from archive.base import UsageError
-from archive.testing.verbs import check_verb
+from archive.testing.traces import check_verb
 
 KINDS = {  # what may be done to an operation
     "fail": "the store refuses for good: StorageError",

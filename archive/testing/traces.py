@@ -5,10 +5,18 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from archive.testing.verbs import check_verb
+from archive.base import UsageError
+from archive.store import VERBS
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+def check_verb(verb: str) -> str:
+    """The verb itself, or "any"; UsageError for all else."""
+    if verb != "any" and verb not in VERBS:
+        raise UsageError(f"{verb!r} is no operation of a store: give one of {', '.join(VERBS)}, or any")
+    return verb
 
 
 @dataclass

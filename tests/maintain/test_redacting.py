@@ -18,14 +18,22 @@ from archive.errors import ConflictError, NotFoundError, UsageError
 from archive.log import CommitLog, tablefiles
 from archive.maintain import draft, relocation, verify
 from tests.support.archives import by_hand
+from tests.support.checkpoint_kill import die_at
 from tests.support.checkpoints import steps
 from tests.support.compactions import SCHEMA, plain, whole
 from tests.support.letting_go import Ring, all_told
 from tests.support.prune_kill import killed_at
 from tests.support.pruning import NOW
-from tests.support.redaction_kill import redact_and_die
 from tests.support.sampling import one_in, sampled
 from tests.support.traces import traces
+
+
+def redact_and_die(url: str, k: int, name: str = "") -> None:
+    """Plan to redact an episode, then carry it out up to its k-th operation."""
+    plan = archive.open(url).forget(ids=[name], redact=True)
+    die_at(k)
+    plan.commit()
+
 
 GONE, WHO, SAID = "the-episode-that-goes", "somebody-with-a-name", "what-was-said-of-them"
 SECRET = np.float32([3.14159, 2.71828, 1.41421, 1.73205])

@@ -12,7 +12,7 @@ import pytest
 
 import archive
 import resharding
-from archive.arrays.ranges import ByteRange
+from archive.base import ByteRange
 from archive.base.errors import MissingObjectError, UnsafePathError, UsageError
 from archive.store.bases import Roots, as_allowed, join_key, split_key
 from archive.store.storage import Storage

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import archive
-from archive.arrays.ranges import ByteRange
+from archive.base import ByteRange
 from archive.base.errors import ArchiveError, UnsafePathError
 from archive.store.bases import as_allowed
 from archive.store.storage import Storage

@@ -32,6 +32,12 @@ class Location:
     width: int
     allowed: bool | tuple[str, ...] = ()
 
+    @property
+    def timeouts_s(self) -> tuple[float, float]:
+        """How long one read may take, not the whole of a large object; and how long to connect."""
+        part = max(1.0, self.deadline_s / 4)
+        return min(15.0, part), min(5.0, part)
+
 
 class ObjectInfo(NamedTuple):
     """A store's word on an object that it does not send. `etag` is empty where the store has none.

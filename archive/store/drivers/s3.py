@@ -29,11 +29,12 @@ class S3Driver(StreamingDriver):
 
     @staticmethod
     def defaults(options: Mapping[str, Any], place: Location) -> dict[str, Any]:
+        read_s, connect_s = place.timeouts_s
         config = {
             "max_pool_connections": max(64, place.width),
             "retries": {"total_max_attempts": 1, "mode": "standard"},
-            "read_timeout": min(15.0, max(1.0, place.deadline_s / 4)),
-            "connect_timeout": min(5.0, max(1.0, place.deadline_s / 4)),
+            "read_timeout": read_s,
+            "connect_timeout": connect_s,
             **_sending_once(),
             **options.get("config_kwargs", {}),
         }

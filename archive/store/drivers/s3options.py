@@ -81,10 +81,17 @@ def settings(place: Location, options: Mapping[str, Any], configured: Mapping[st
         config["checksum_algorithm"] = "SHA256"  # which is signed in any case, but not every server looks at that
     config["disable_bulk_delete"] = True  # one object at a time; some stores know no other way
     config["virtual_hosted_style_request"] = not endpoint and "." not in bucket
+    read_s, connect_s = place.timeouts_s
+    client = {
+        "timeout": f"{place.deadline_s * 1000:.0f}ms",
+        "read_timeout": f"{read_s * 1000:.0f}ms",
+        "connect_timeout": f"{connect_s * 1000:.0f}ms",
+        "allow_http": endpoint.startswith("http:"),
+    }
     return {
         "bucket": bucket,
         "config": config,
-        "client_options": _client(place, endpoint),
+        "client_options": client,
         "retry_config": {"max_retries": 0},
     }
 
@@ -132,16 +139,6 @@ def _endpoint(options: Mapping[str, Any], configured: Mapping[str, str]) -> str:
 
 def _region(options: Mapping[str, Any], configured: Mapping[str, str]) -> str:
     return str(options.get("region") or os.environ.get("AWS_DEFAULT_REGION") or configured.get("region") or "")
-
-
-def _client(place: Location, endpoint: str) -> dict[str, Any]:
-    """Timeouts as of s3fs's: for each read, not for the whole of a large object."""
-    return {
-        "timeout": f"{place.deadline_s * 1000:.0f}ms",
-        "read_timeout": f"{min(15.0, max(1.0, place.deadline_s / 4)) * 1000:.0f}ms",
-        "connect_timeout": f"{min(5.0, max(1.0, place.deadline_s / 4)) * 1000:.0f}ms",
-        "allow_http": endpoint.startswith("http:"),
-    }
 
 
 # -- credentials -------------------------------------------------------------------------------------------------------
