@@ -50,8 +50,11 @@ class Storage(ObjectReader):
         """True if the store is known to have a create-only put."""
         return self.driver.exclusive
 
-    def put(self, key: str, data: Data, cancelled: threading.Event | None = None) -> None:
+    def put(self, key: str, data: Data) -> None:
         """Makes an object, whole or not at all; one of that name is replaced."""
+        self._put(key, data, None)
+
+    def _put(self, key: str, data: Data, cancelled: threading.Event | None) -> None:
         check_key(key)
         driver, parts = self.driver, _as_parts(data)
 
@@ -63,7 +66,7 @@ class Storage(ObjectReader):
 
     def put_many(self, items: Iterable[tuple[str, Data]]) -> None:
         """Makes objects, several at once, taking `items` as it goes. After an error nothing more is written."""
-        self._settle(tasks(lambda item, cancelled: self.put(*item, cancelled), items), max_ahead=self.concurrency)
+        self._settle(tasks(lambda item, cancelled: self._put(*item, cancelled), items), max_ahead=self.concurrency)
 
     def create(self, key: str, data: Data) -> None:
         """Makes an object only if there is none of that name; two callers never both succeed.

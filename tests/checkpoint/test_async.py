@@ -17,8 +17,9 @@ import archive
 from archive.base.errors import DeadlineError, RanksMissingError, StorageError, StorageFullError
 from archive.checkpoint.pending import PHASES, Bar, on_terminal
 from archive.store.storage import Storage
+from tests.support.archives import fresh, reopened
 from tests.support.backends import Backend
-from tests.support.checkpoints import fresh, reopened, serials, steps, value_of
+from tests.support.checkpoints import serials, steps, value_of
 from tests.support.places import ROOT
 
 

@@ -10,8 +10,9 @@ import pytest
 
 import archive
 from archive.base.errors import CheckpointError, ColumnError, NotFoundError, StateError, UsageError
+from tests.support.archives import fresh, reopened
 from tests.support.backends import Backend
-from tests.support.checkpoints import fresh, reopened, serials, steps, value_of
+from tests.support.checkpoints import serials, steps, value_of
 
 KB = 1024
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from archive.checkpoint import Holding
-from tests.support.checkpoints import fresh, reopened, serials, steps
+from tests.support.archives import fresh, reopened
+from tests.support.checkpoints import serials, steps
 
 
 def test_a_writer_holds_chosen_episodes_in_an_order_of_its_own() -> None:

@@ -20,7 +20,8 @@ from archive.log import Commit, FileRef, RunEntry, tablefiles
 from archive.log.records import CheckpointRecord, Lineage, StagedObject
 from archive.maintain import verify
 from tests.support import tampering
-from tests.support.checkpoints import fresh, reopened, serials, steps
+from tests.support.archives import fresh, reopened
+from tests.support.checkpoints import serials, steps
 from tests.support.sampling import examples, few_of
 
 SESSIONS = ["s0", "s1", "s2"]

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import archive
-from tests.support.checkpoints import fresh, reopened, serials, steps, value_of
+from tests.support.archives import fresh, reopened
+from tests.support.checkpoints import serials, steps, value_of
 
 
 def test_an_open_episode_goes_on_across_checkpoints_and_resumes_as_one() -> None:

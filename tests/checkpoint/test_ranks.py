@@ -25,9 +25,9 @@ from archive.checkpoint import assembly, saver
 from archive.log import CommitLog
 from archive.saved import Part
 from archive.testing import trace
-from tests.support.archives import looked_up_again
+from tests.support.archives import fresh, looked_up_again, reopened
 from tests.support.backends import Backend
-from tests.support.checkpoints import fresh, reopened, serials, steps, value_of
+from tests.support.checkpoints import serials, steps, value_of
 from tests.support.processes import answers_in_processes
 from tests.support.sampling import few_of
 

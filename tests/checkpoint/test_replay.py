@@ -10,7 +10,8 @@ from archive.adapters.xtuner import rollback
 from archive.base.errors import CorruptCommitError
 from archive.checkpoint.checkpoints import Checkpoint
 from archive.write import Resume
-from tests.support.checkpoints import fresh, reopened, serials, steps, value_of
+from tests.support.archives import fresh, reopened
+from tests.support.checkpoints import serials, steps, value_of
 
 PROGRESS = {
     "next_consumer_step": 4, "producer_future_step": 9, "consumed_samples": {"math": 8}, "target_samples": {"math": 20},

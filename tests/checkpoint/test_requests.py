@@ -21,8 +21,9 @@ from archive.base.errors import StorageFullError, UsageError
 from archive.base.layout import agreement_key
 from archive.checkpoint import requests
 from archive.store.storage import Storage
+from tests.support.archives import fresh, reopened
 from tests.support.backends import Backend
-from tests.support.checkpoints import fresh, reopened, serials, steps
+from tests.support.checkpoints import serials, steps
 from tests.support.places import ROOT
 from tests.support.sampling import few_of
 from tests.support.servers import free_ports

@@ -15,7 +15,8 @@ import resharding
 from archive.base.errors import CorruptCommitError, UsageError
 from archive.checkpoint.retention import Candidate, Keep
 from archive.log.records import KeepRule
-from tests.support.checkpoints import fresh, reopened, serials, steps, value_of
+from tests.support.archives import fresh, reopened
+from tests.support.checkpoints import serials, steps, value_of
 
 NAN = float("nan")
 NOW = datetime(2020, 5, 17, tzinfo=UTC)

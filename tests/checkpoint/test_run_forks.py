@@ -10,7 +10,8 @@ import pytest
 import archive
 import resharding
 from archive.base.errors import NotFoundError, SessionInUseError, SupersededError, UsageError
-from tests.support.checkpoints import fresh, reopened, serials, steps, value_of
+from tests.support.archives import fresh, reopened
+from tests.support.checkpoints import serials, steps, value_of
 
 
 def job(arc: archive.Archive, run: str = "job1", world_size: int = 1) -> archive.Checkpoint:

@@ -18,7 +18,8 @@ import resharding
 from archive.base.errors import CorruptStateError, NotFoundError
 from archive.log import sessions
 from archive.maintain import verify
-from tests.support.checkpoints import fresh, reopened, steps
+from tests.support.archives import fresh, reopened
+from tests.support.checkpoints import steps
 from tests.support.commands import call, document
 
 

@@ -17,7 +17,8 @@ from archive.index import chains
 from archive.index.chains import Branches, ByWriter
 from archive.maintain import verify
 from tests.support import format_reader
-from tests.support.checkpoints import fresh, reopened, serials, steps
+from tests.support.archives import fresh, reopened
+from tests.support.checkpoints import serials, steps
 from tests.support.sampling import examples
 from tests.support.tampering import change_table, set_column
 

@@ -17,7 +17,8 @@ from archive.saved import TickColumn, TickIndex, TickObject, pack
 from archive.shard import Member, inflate
 from archive.testing import faults
 from tests.support.archives import fresh
-from tests.support.journals import NEVER_S, Job, check, copy_of, die, expected, job
+from tests.support.journals import Job, check, copy_of, die, expected, job
+from tests.support.ticks import NEVER_S
 
 
 def history(seed: int) -> tuple[archive.Archive, Job, int]:

@@ -14,7 +14,8 @@ import archive
 import resharding
 from archive.base import NotFoundError, SupersededError, layout
 from tests.support.archives import fresh, looked_up_again
-from tests.support.journals import NEVER_S, copy_of, die
+from tests.support.journals import copy_of, die
+from tests.support.ticks import NEVER_S
 
 
 def episode(n: int, base: int = 0) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import numpy as np
 import archive
 import resharding
 from tests.support.archives import fresh
-from tests.support.journals import NEVER_S, die
+from tests.support.journals import die
+from tests.support.ticks import NEVER_S
 
 SECRET = "of-a-person"
 

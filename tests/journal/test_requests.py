@@ -12,7 +12,8 @@ from archive.journal import tails
 from archive.saved import TickIndex, TickObject, pack
 from archive.store import Storage
 from tests.support.archives import fresh
-from tests.support.journals import NEVER_S, die
+from tests.support.journals import die
+from tests.support.ticks import NEVER_S
 
 EVERY = 10
 

@@ -16,7 +16,8 @@ from archive.maintain import verify
 from archive.testing import steps
 from tests.support.archives import fresh
 from tests.support.commands import call as run
-from tests.support.journals import NEVER_S, die
+from tests.support.journals import die
+from tests.support.ticks import NEVER_S
 
 
 def journaled(url: str | None = None) -> tuple[archive.Archive, Durable]:

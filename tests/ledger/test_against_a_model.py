@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 import archive
 from archive.ledger import Group, Rollout
 from archive.log.records import Recovered
-from tests.support.checkpoints import fresh, reopened, steps
+from tests.support.archives import fresh, reopened
+from tests.support.checkpoints import steps
 from tests.support.clocks import running_backwards
 
 KEYS = ("a", "b", 3, "d", 5)

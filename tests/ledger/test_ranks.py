@@ -12,7 +12,8 @@ import pytest
 import archive
 import resharding
 from archive.ledger import Group, Rollout
-from tests.support.checkpoints import fresh, reopened, steps
+from tests.support.archives import fresh, reopened
+from tests.support.checkpoints import steps
 
 SIBLINGS = 2
 

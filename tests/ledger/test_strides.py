@@ -16,7 +16,8 @@ from archive.base import UsageError
 from archive.ledger.prompts import lowest
 from tests.support.archives import fresh
 from tests.support.checkpoints import steps
-from tests.support.journals import NEVER_S, die
+from tests.support.journals import die
+from tests.support.ticks import NEVER_S
 
 COUNT = 604
 WORLDS = (4, 3, 5, 1, 2)

@@ -13,7 +13,8 @@ import resharding
 from archive.ledger import Group, Rollout
 from archive.maintain import verify
 from archive.maintain.survivors import AWAITED
-from tests.support.checkpoints import fresh, reopened, steps
+from tests.support.archives import fresh, reopened
+from tests.support.checkpoints import steps
 from tests.support.tampering import change_table, replace_text
 
 

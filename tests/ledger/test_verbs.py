@@ -11,7 +11,8 @@ import pytest
 import archive
 from archive.ledger import Group, Rollout
 from archive.ledger.prompts import Cursors
-from tests.support.checkpoints import fresh, reopened, steps
+from tests.support.archives import fresh, reopened
+from tests.support.checkpoints import steps
 
 
 def sealed(w: archive.Writer, ledger: Any, key: Any, sibling: int = 0, **more: Any) -> str:

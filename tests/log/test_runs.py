@@ -16,9 +16,10 @@ from archive.maintain import verify
 from archive.testing import steps
 from tests.support import format_reader
 from tests.support.archives import by_hand, fresh, reopened
-from tests.support.journals import NEVER_S, die
+from tests.support.journals import die
 from tests.support.pruning import NOW
 from tests.support.sampling import few_of
+from tests.support.ticks import NEVER_S
 
 
 def named(at: int) -> str:

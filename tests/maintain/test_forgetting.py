@@ -16,7 +16,8 @@ import resharding
 from archive import Keep
 from archive.errors import ConflictError, LetGoError, NotFoundError, UsageError
 from archive.maintain import survivors, verify
-from tests.support.checkpoints import fresh, reopened, serials, steps
+from tests.support.archives import fresh, reopened
+from tests.support.checkpoints import serials, steps
 from tests.support.compactions import Job, of_checkpoint
 from tests.support.letting_go import Ring, all_told, forgotten, remove_forgotten
 

@@ -11,7 +11,8 @@ import archive
 import resharding
 from archive import Keep
 from archive.maintain import verify
-from tests.support.checkpoints import fresh, steps
+from tests.support.archives import fresh
+from tests.support.checkpoints import steps
 from tests.support.letting_go import Ring, all_told, forgotten, remove_forgotten
 from tests.support.sampling import few_of
 

@@ -12,8 +12,8 @@ from archive import Keep
 from archive.errors import ConflictError, SupersededError, UsageError
 from archive.maintain import forget as forgetting
 from archive.testing import assert_whole
-from tests.support.archives import reopened
-from tests.support.checkpoints import fresh, serials, steps
+from tests.support.archives import fresh, reopened
+from tests.support.checkpoints import serials, steps
 from tests.support.letting_go import Ring
 from tests.support.transfers import others_within
 

@@ -18,8 +18,9 @@ from archive.base import CorruptCommitError, layout
 from archive.maintain import repair, verify
 from archive.testing import faults, trace
 from tests.support.archives import fresh
-from tests.support.journals import NEVER_S, die
+from tests.support.journals import die
 from tests.support.nonsense import filled
+from tests.support.ticks import NEVER_S
 
 Report = maintain.Report
 

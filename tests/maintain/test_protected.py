@@ -11,7 +11,8 @@ import pytest
 import archive
 import resharding
 from archive import Keep
-from tests.support.checkpoints import fresh, serials, steps
+from tests.support.archives import fresh
+from tests.support.checkpoints import serials, steps
 from tests.support.letting_go import Ring, all_told, remove_forgotten
 
 NEWEST, BUFFERS = "newest whole of its run", "newest of its run with buffers"

@@ -13,7 +13,8 @@ from archive import Keep
 from archive.errors import ConflictError, NotFoundError, SupersededError, UsageError
 from archive.maintain import retained_reach, verify
 from archive.store import Storage
-from tests.support.checkpoints import fresh, steps
+from tests.support.archives import fresh
+from tests.support.checkpoints import steps
 from tests.support.letting_go import Ring, all_told, forgotten, remove_forgotten
 from tests.support.pruning import NOW
 

@@ -17,10 +17,11 @@ from archive.base import layout
 from archive.errors import CheckpointError, LetGoError
 from archive.log import tablefiles
 from archive.store import Storage
-from tests.support.checkpoints import fresh, reopened, steps
-from tests.support.journals import NEVER_S
+from tests.support.archives import fresh, reopened
+from tests.support.checkpoints import steps
 from tests.support.pruning import NOW, before_its_commit, keys_of, sound
 from tests.support.sampling import few_of
+from tests.support.ticks import NEVER_S
 
 
 class Job:

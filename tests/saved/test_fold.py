@@ -13,7 +13,8 @@ from archive.index import Snapshot
 from archive.journal import recovery, tails
 from archive.write import Cut
 from tests.support.archives import fresh
-from tests.support.journals import NEVER_S, die
+from tests.support.journals import die
+from tests.support.ticks import NEVER_S
 
 ENVS = 3
 

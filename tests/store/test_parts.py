@@ -17,7 +17,7 @@ import pytest
 
 from archive.base.errors import AlreadyExistsError, StorageError, UsageError
 from archive.base.parallel import Task, in_order
-from archive.store.counts import IOStats
+from archive.store.counts import IOStats, count, totals
 from archive.store.drivers.failures import Cause, judge
 from archive.store.retry import CAP_S, longest_delay
 from archive.store.root import parse_root
@@ -241,12 +241,14 @@ def test_memory_looks_and_writes_in_one_step(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_stats_add_up_across_threads() -> None:
-    stats = IOStats()
+    stats, others = IOStats(), IOStats()
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: stats.add(get=1, bytes_in=3), range(4000)))
+        list(pool.map(lambda _: count(stats, "of a test", get=1, bytes_in=3), range(4000)))
     before = stats.snapshot()
-    stats.add(put=2, head=1)
+    count(stats, "of a test", put=2, head=1)
+    count(others, "of a test", put=1)
     assert before.as_dict() | {"put": 0} == before.as_dict()
     assert (before.get, before.bytes_in, before.requests) == (4000, 12000, 4000)
     assert (stats - before) == IOStats(put=2, head=1)
     assert stats.requests == 4003
+    assert totals()["of a test"] == IOStats(get=4000, bytes_in=12000, put=3, head=1)

@@ -42,8 +42,8 @@ def identical(got: Any, want: Any) -> bool:
         return isinstance(got, Ragged) and identical(got.values, want.values) and identical(got.lengths, want.lengths)
     if isinstance(want, dict):
         return isinstance(got, dict) and got.keys() == want.keys() and all(identical(got[k], want[k]) for k in want)
-    if isinstance(want, list):
-        return isinstance(got, list) and len(got) == len(want) and all(map(identical, got, want))
+    if isinstance(want, (list, tuple)):
+        return type(got) is type(want) and len(got) == len(want) and all(map(identical, got, want))
     if not isinstance(want, np.ndarray):
         return type(got) is type(want) and bool(got == want)
     if not isinstance(got, np.ndarray) or got.shape != want.shape or got.dtype != want.dtype:

@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-
-import archive
-
-
-def fresh() -> archive.Archive:
-    """A new, empty archive in memory."""
-    return archive.create(f"memory://{uuid.uuid4().hex}")
-
-
-def reopened(arc: archive.Archive) -> archive.Archive:
-    """The same archive as somebody else sees it."""
-    return archive.open(arc.url)
 
 
 def steps(serials: Iterable[int], width: int = 4) -> dict[str, Any]:

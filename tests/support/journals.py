@@ -11,9 +11,9 @@ import numpy as np
 
 import archive
 from archive.base import layout
+from tests.support.ticks import NEVER_S
 
 BUFFERS = ("replay", "demo")
-NEVER_S = 3600.0  # a journal that ticks when it is told to
 
 
 def die(*writers: Any) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 
 import archive
@@ -58,19 +57,6 @@ def holds(arc: archive.Archive, numbers: Any) -> bool:
         and e.metadata["trajectory_id"] == i * 10
         for e, data in found.items()
     )
-
-
-def equal(a: Any, b: Any) -> bool:
-    """Whether two nests hold the same bits; lists (ragged fields, JSON) are compared one by one."""
-    if isinstance(a, dict):
-        return isinstance(b, dict) and a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
-    if isinstance(a, (list, tuple)):
-        return type(a) is type(b) and len(a) == len(b) and all(map(equal, a, b))
-    if isinstance(a, np.ndarray):
-        if not isinstance(b, np.ndarray) or a.dtype != b.dtype or a.shape != b.shape:
-            return False
-        return a.tolist() == b.tolist() if a.dtype.hasobject else a.tobytes() == b.tobytes()
-    return type(a) is type(b) and bool(a == b)
 
 
 @contextmanager

@@ -24,9 +24,10 @@ from archive.base import ArchiveError, CorruptCommitError, layout
 from archive.checkpoint.retention import Keep
 from archive.maintain import verify
 from archive.testing import trace
-from tests.support.journals import NEVER_S, die
+from tests.support.journals import die
 from tests.support.nonsense import filled
 from tests.support.sampling import one_in, sampled
+from tests.support.ticks import NEVER_S
 
 Answer = Any
 Question = Callable[[archive.Archive], Answer]

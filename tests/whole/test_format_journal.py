@@ -15,7 +15,8 @@ import resharding
 from archive.base import layout
 from tests.support import format_journal, golden, golden_journal
 from tests.support.format_reading import plain, run
-from tests.support.journals import NEVER_S, die
+from tests.support.journals import die
+from tests.support.ticks import NEVER_S
 
 BANNED = "import sys, runpy; sys.modules['archive'] = None; runpy.run_module(sys.argv.pop(1), run_name='__main__')"
 

@@ -17,7 +17,8 @@ from archive.view import Settings, routes
 from archive.view.answers import Shown
 from archive.view.web import Query
 from tests.support.commands import call, document, printed
-from tests.support.journals import NEVER_S, die
+from tests.support.journals import die
+from tests.support.ticks import NEVER_S
 
 Look = Callable[[archive.Archive], Any]
 KEEP = Keep(last=1, within="1s")

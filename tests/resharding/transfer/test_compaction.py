@@ -12,9 +12,9 @@ import archive
 import resharding
 from archive.base.errors import ConflictError, UsageError
 from archive.read import Reader, Spans
-from tests.support.archives import looked_up_again
+from tests.support.archives import identical, looked_up_again
 from tests.support.compactions import SCHEMA, Job, everything, fetched, of_checkpoint, of_plan, plain, priorities, whole
-from tests.support.transfers import before_commit, equal, failing_put
+from tests.support.transfers import before_commit, failing_put
 
 
 @pytest.fixture(params=["packed", "directory"])
@@ -40,11 +40,11 @@ def test_all_reads_as_before(job: Job) -> None:
     assert done.shards >= 2
     assert done.commit == arc.head.number
     for now in (arc, job.opened()):
-        assert equal(everything(now), before)
-        assert equal(of_checkpoint(now.checkpoints.latest), latest)
-        assert equal(of_checkpoint(now.checkpoints["step-2"]), latest)
-        assert equal(of_checkpoint(now.checkpoints["step-1"]), old)
-        assert all(equal(list(map(list, of_plan(now.checkpoints.latest, n))), list(map(list, plans[n]))) for n in plans)
+        assert identical(everything(now), before)
+        assert identical(of_checkpoint(now.checkpoints.latest), latest)
+        assert identical(of_checkpoint(now.checkpoints["step-2"]), latest)
+        assert identical(of_checkpoint(now.checkpoints["step-1"]), old)
+        assert all(identical(of_plan(now.checkpoints.latest, n), plans[n]) for n in plans)
     assert fetched(arc.checkpoints.latest) < 0.6 * cost
     assert arc.checkpoints.latest.number == done.commit
     assert "would help" not in str(resharding.plan(arc.checkpoints.latest, 1))
@@ -55,7 +55,7 @@ def test_an_older_commit_still_reads(packed: Job) -> None:
     arc = packed.opened()
     number, before = arc.head.number, everything(arc)
     resharding.compact(arc)
-    assert equal(everything(archive.open(packed.url, commit=number)), before)
+    assert identical(everything(archive.open(packed.url, commit=number)), before)
     packed.w.close()
 
 
@@ -97,7 +97,7 @@ def test_tokens_are_written_anew_in_batches_of_bounded_size(
         arc.refresh().forget(ids=["0"], redact=True, dry_run=False)
     assert sum(held) == 40_000 * (10 if verb == "compact" else 19)
     assert max(held) <= 100_000
-    assert equal([data["tokens"][0] for data in arc.refresh().episodes.read()][-19:], before)
+    assert identical([data["tokens"][0] for data in arc.refresh().episodes.read()][-19:], before)
 
 
 def test_nothing_to_do(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_the_writer_goes_on(job: Job) -> None:
     for data in third.episodes.read():
         if "small" in data:
             assert all(
-                equal(
+                identical(
                     {n: data[n][i : i + 1] for n in ("k", "reward", "z")},
                     {n: plain(int(k), 1)[n] for n in ("k", "reward", "z")},
                 )
@@ -136,7 +136,7 @@ def test_the_writer_goes_on(job: Job) -> None:
             )
     done = resharding.compact(job.opened())
     assert done.commit is None or done.commit > third.number
-    assert equal(of_checkpoint(job.opened().checkpoints.latest), of_checkpoint(third))
+    assert identical(of_checkpoint(job.opened().checkpoints.latest), of_checkpoint(third))
     job.w.close()
 
 
@@ -150,7 +150,7 @@ def test_resume_after_compaction(packed: Job) -> None:
         assert [e["episode_id"] for e in w.live.to_pylist()]
         same = w.checkpoint(3, columns={"priority": np.concatenate(wanted["columns"])}).result()
         assert same.commit.added == {"segments": 0}
-        assert equal(same.episodes.read(), wanted["steps"])
+        assert identical(same.episodes.read(), wanted["steps"])
         w.append(plain(2000, 10), env_ids=0)
         assert len(w.checkpoint(4, columns={"priority": priorities(w)}).result().episodes.read()) >= len(
             wanted["steps"]
@@ -202,7 +202,7 @@ def test_a_writers_commit_between_keeps_both(packed: Job, monkeypatch: pytest.Mo
     third = now.checkpoints["step-3"]
     assert now.checkpoints.latest.name == "step-3"
     assert now.checkpoints.latest.number > third.number
-    assert equal(of_checkpoint(now.checkpoints.latest), of_checkpoint(third))
+    assert identical(of_checkpoint(now.checkpoints.latest), of_checkpoint(third))
     assert fetched(now.checkpoints.latest) < cost
     packed.w.close()
 
@@ -226,8 +226,8 @@ def test_episodes_of_several_segments_in_several_shards(tmp_path: Path, monkeypa
     assert len(arc.shards) > 8
     assert resharding.compact(arc, min_alive=1.0).shards >= 3
     assert resharding.compact(arc, min_alive=1.0).commit is None  # what goes along with live steps is not moved again
-    assert equal(everything(archive.open(arc.url)), before)
-    assert equal(of_checkpoint(archive.open(arc.url).checkpoints.latest), latest)
+    assert identical(everything(archive.open(arc.url)), before)
+    assert identical(of_checkpoint(archive.open(arc.url).checkpoints.latest), latest)
 
 
 def test_two_compactions_at_once(packed: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +240,7 @@ def test_two_compactions_at_once(packed: Job, monkeypatch: pytest.MonkeyPatch) -
     ):
         resharding.compact(arc)
     assert resharding.compact(packed.opened()).commit is None
-    assert equal(everything(packed.opened()), before)
+    assert identical(everything(packed.opened()), before)
     packed.w.close()
 
 
@@ -252,7 +252,7 @@ def test_a_failure_changes_nothing(packed: Job, part: str, monkeypatch: pytest.M
         resharding.compact(arc)
     assert packed.opened().head.number == number
     assert resharding.compact(packed.opened()).commit == number + 1
-    assert equal(everything(packed.opened()), before)
+    assert identical(everything(packed.opened()), before)
     packed.w.close()
 
 
@@ -266,6 +266,6 @@ def test_merge_sees_the_same_episodes_before_and_after(packed: Job, tmp_path: Pa
     for copy in (True, False):
         again = resharding.merge([packed.url], to=tmp_path / f"early-{copy}", copy=copy, allow_bases=tmp_path)
         assert again.head.number == 1
-        assert equal(everything(again), before)
+        assert identical(everything(again), before)
         late = resharding.merge([packed.url], to=tmp_path / f"late-{copy}", copy=copy, allow_bases=tmp_path)
-        assert equal(everything(late), before)
+        assert identical(everything(late), before)

@@ -12,11 +12,10 @@ import resharding
 from archive.base.errors import UsageError
 from archive.maintain import verify
 from resharding.transfer import compaction
-from tests.support.archives import fresh
+from tests.support.archives import fresh, identical
 from tests.support.compactions import everything, of_checkpoint
-from tests.support.journals import NEVER_S, die
-from tests.support.ticks import live_of, steps
-from tests.support.transfers import equal
+from tests.support.journals import die
+from tests.support.ticks import NEVER_S, live_of, steps
 
 TICKS = 12
 
@@ -73,8 +72,8 @@ def test_objects_of_journals_are_joined_and_plans_take_fewer_requests() -> None:
     assert sum(requests(arc, 3)) <= 4
     assert of_journals(arc) == []
     for now in (arc, archive.open(arc.url)):
-        assert equal(everything(now), before)
-        assert equal(of_checkpoint(now.checkpoints.latest), latest)
+        assert identical(everything(now), before)
+        assert identical(of_checkpoint(now.checkpoints.latest), latest)
     assert resharding.compact(arc) == resharding.Compacted(0, 0, None)
     assert verify(arc, deep=True).sound
     die(*ranks)
@@ -141,8 +140,8 @@ def test_a_tail_is_recovered_after_a_compaction_and_compacted_after_its_recovery
     assert resharding.compact(arc).shards == 10
     assert of_journals(arc) == []
     assert arc.checkpoints.latest.name == made.name
-    assert equal(everything(archive.open(arc.url)), before)
-    assert equal(of_checkpoint(archive.open(arc.url).checkpoints.latest), latest)
+    assert identical(everything(archive.open(arc.url)), before)
+    assert identical(of_checkpoint(archive.open(arc.url).checkpoints.latest), latest)
     assert not arc.recover().number > arc.head.number
     plan = resharding.plan(arc.checkpoints.latest, 3)
     resumed = [arc.writer(resume=plan.share(rank), session="two", journal_s=NEVER_S) for rank in range(3)]

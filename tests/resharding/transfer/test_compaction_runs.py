@@ -11,8 +11,8 @@ import pytest
 import archive
 import resharding
 from archive.log import CommitLog
+from tests.support.archives import identical
 from tests.support.compactions import fetched
-from tests.support.transfers import equal
 
 
 def test_several_runs(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_several_runs(tmp_path: Path) -> None:
         assert latest.name == f"of-{run}"
         assert latest.number > kept["right"].number
         assert latest.live.equals(ck.live)
-        assert equal(latest.episodes.read(), ck.episodes.read())
+        assert identical(latest.episodes.read(), ck.episodes.read())
         assert fetched(latest) < cost[run]
     assert resharding.compact(arc).commit is None
     for w in writers.values():
@@ -63,7 +63,7 @@ def test_several_runs_of_which_the_newest_checkpoint_has_no_replay_data(tmp_path
     for run, (w, ck) in runs.items():
         latest = now.checkpoints.newest(run=run, replay=True)
         assert (latest.name, latest.live.equals(ck.live)) == (ck.name, True)
-        assert equal(latest.episodes.read(), ck.episodes.read())
+        assert identical(latest.episodes.read(), ck.episodes.read())
         assert fetched(latest) < cost[run]
         assert now.checkpoints.newest(run=run).name == ("light" if run == last else ck.name)
         w.append({"k": np.arange(5)}, env_ids=0)

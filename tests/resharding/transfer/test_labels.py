@@ -9,8 +9,8 @@ import pytest
 
 import archive
 import resharding
-from tests.support.archives import with_checkpoints
-from tests.support.checkpoints import fresh, steps
+from tests.support.archives import fresh, with_checkpoints
+from tests.support.checkpoints import steps
 from tests.support.clocks import running_backwards
 
 
