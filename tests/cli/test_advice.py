@@ -162,7 +162,7 @@ def test_a_store_that_is_used_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def refuse(temporary: str, path: str) -> None:
         raise NotExclusiveError("this file system has no hard links; use another, or open with single_writer=True")
 
-    monkeypatch.setattr("archive.store.drivers.disk.claim", refuse)
+    monkeypatch.setattr("archive.store.drivers.local.claim", refuse)
     source, target = str(tmp_path / "source"), str(tmp_path / "target")
     for words in (
         ("merge", source, "--to", target),

@@ -22,8 +22,7 @@ from archive.maintain import PrunePlan, prune
 from archive.store import Storage
 from tests.support.backends import Backend
 from tests.support.letting_go import Ring, all_told
-from tests.support.prune_kill import killed_at
-from tests.support.pruning import NOW, aged, before_its_commit, keys_of, left_behind, sound
+from tests.support.pruning import NOW, aged, before_its_commit, keys_of, killed_at, left_behind, sound
 
 
 def forgetful(where: Any, **how: Any) -> archive.Archive:

@@ -22,8 +22,7 @@ from tests.support.checkpoint_kill import die_at
 from tests.support.checkpoints import steps
 from tests.support.compactions import SCHEMA, plain, whole
 from tests.support.letting_go import Ring, all_told
-from tests.support.prune_kill import killed_at
-from tests.support.pruning import NOW
+from tests.support.pruning import NOW, killed_at
 from tests.support.sampling import one_in, sampled
 from tests.support.traces import traces
 

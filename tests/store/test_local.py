@@ -23,7 +23,7 @@ from archive.base.errors import (
     StorageFullError,
 )
 from archive.store.counts import IOStats
-from archive.store.drivers import disk
+from archive.store.drivers import local
 from archive.store.reads import BATCHES_AHEAD, PIECES
 from archive.store.storage import Storage
 
@@ -158,8 +158,8 @@ def test_large_files_are_whole_with_and_without_hints(
 ) -> None:
     """What asks the system to write early changes no byte and no length, and may be missing."""
     if not available:
-        monkeypatch.setattr(disk, "_system_call", lambda *_: None)
-    parts = [bytes([number]) * (3 * disk.STEP_BYTES // 10 + number) for number in range(10)]
+        monkeypatch.setattr(local, "_system_call", lambda *_: None)
+    parts = [bytes([number]) * (3 * local.STEP_BYTES // 10 + number) for number in range(10)]
     Storage.connect(tmp_path).put("x", parts)
     assert (tmp_path / "x").read_bytes() == b"".join(parts)
 
@@ -265,7 +265,7 @@ def test_the_clock_of_a_folder_from_elsewhere_is_that_of_its_newest_file(
     root = tmp_path / "a b"
     escaped = str(root).replace(" ", r"\040")
     listed.write_text(f"1 0 0:1 / / rw - ext4 /dev/a rw\n2 1 0:2 / {escaped} rw shared:1 - nfs4 server:/a rw\n")
-    monkeypatch.setattr(disk, "_MOUNTS", listed)
+    monkeypatch.setattr(local, "_MOUNTS", listed)
     storage, beside = (Storage.connect(str(tmp_path / name)) for name in ("a b", "a bc"))
     for one in (storage, beside):
         one.put_many((f"f/{k}", b"") for k in range(2))

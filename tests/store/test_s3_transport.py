@@ -14,9 +14,9 @@ import pytest
 
 from archive.base.errors import AccessDeniedError, StorageError
 from archive.store import Storage
-from archive.store.drivers import s3options, s3transport
+from archive.store.drivers import s3transport
 from archive.store.drivers.driver import Location
-from archive.store.drivers.s3options import Session, UntranslatedError, settings, understood
+from archive.store.drivers.s3transport import Session, UntranslatedError, settings, understood
 from tests.support import servers
 from tests.support.backends import Backend, Proxied
 from tests.support.places import ROOT
@@ -173,7 +173,7 @@ def test_a_bucket_of_another_region_goes_on_through_s3fs(proxied: Proxied, statu
 
 def test_a_session_token_is_not_in_errors(proxied: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of credentials that a role gave, too, which the options do not have."""
-    give = s3options._constant("role-key", "role-secret-1", "role-token-1")
+    give = s3transport._constant("role-key", "role-secret-1", "role-token-1")
     monkeypatch.setattr(Session, "_renewing", lambda self: give)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     options = {name: value for name, value in proxied.storage_options.items() if name not in ("key", "secret")}

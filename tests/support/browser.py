@@ -191,3 +191,20 @@ def _told(violation: dict[str, Any]) -> str:
     first = violation["nodes"][0]
     place = f"{json.dumps(first['target'])}: {first['html'][:160]}: {first['failureSummary']}"
     return f"{violation['id']} ({violation['impact']}), {len(violation['nodes'])} places, such as {place}"
+
+
+HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
+
+
+def visited(address: str, text: str, tmp_path: Path, look: Any) -> Page:
+    file = tmp_path / "page.html"
+    file.write_text(text, "utf-8")
+
+    async def looking(page: Page) -> None:
+        await look(page)
+        assert await page.evaluate("window.hacked") is None
+
+    page = asyncio.run(visit(address, file, looking))
+    assert page.complaints == []
+    assert page.requests == [file.as_uri()], "a page loads nothing but itself"
+    return page

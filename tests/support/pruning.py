@@ -12,6 +12,8 @@ import pytest
 import archive
 from archive.log import CommitLog
 from archive.maintain import verify
+from tests.support.checkpoint_kill import die_at
+from tests.support.processes import FORKSERVER, end
 
 NOW: dict[str, Any] = {"older_than": "0s", "force": True}
 
@@ -63,3 +65,25 @@ def sound(arc: archive.Archive) -> bool:
     report = verify(archive.open(arc.url, storage_options=arc.storage.root.options), deep=True)
     assert report.findings == []
     return report.sound
+
+
+SIGKILLED = -9
+
+
+def prune_and_die(url: str, k: int) -> None:
+    """Plan a prune, then carry it out up to its k-th operation."""
+    plan = archive.open(url).prune(**NOW)
+    die_at(k)
+    plan.commit()
+
+
+def killed_at(url: str, k: int, task: Callable[[str, int], None] = prune_and_die) -> bool:
+    """Whether a prune, or another task, that is to die at its k-th operation came to that."""
+    child = FORKSERVER.Process(target=task, args=(url, k))
+    child.start()
+    try:
+        child.join(60)
+        assert child.exitcode in (0, SIGKILLED)
+        return child.exitcode == SIGKILLED
+    finally:
+        end(child)

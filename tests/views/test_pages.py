@@ -12,7 +12,7 @@ import pytest
 import archive
 import resharding
 from tests.support import browser
-from tests.support.pages import HOSTILE, visited
+from tests.support.browser import HOSTILE, visited
 
 T = 12
 

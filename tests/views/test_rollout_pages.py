@@ -16,7 +16,7 @@ from archive.base.errors import MissingPackageError, UsageError
 from archive.views import rollouts, tokens
 from archive.views.tokenizing import decoder
 from tests.support import browser
-from tests.support.pages import visited
+from tests.support.browser import visited
 
 WORDS = ["one", "two", "<script>window.hacked=1</script>", "four\n", "five"]
 SYSTEM = {"role": "system", "content": "Be </script><script>window.hacked=2</script> kind."}

@@ -19,7 +19,7 @@ import archive
 from archive.index.episodes import COLUMNS
 from archive.views import reports, rows
 from tests.support import browser
-from tests.support.pages import HOSTILE, visited
+from tests.support.browser import HOSTILE, visited
 
 MANY = 100_000
 
