@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,9 @@ import archive
 import resharding
 from archive.base import shutdown, waits
 from archive.checkpoint import assembly, pending, requests
+from tests.support.processes import until
+
+TOO_LONG_S = 90.0
 
 
 @pytest.fixture(autouse=True)
@@ -28,14 +30,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutdown, "process", shutdown.Shutdown())
     monkeypatch.setattr(waits, "FIRST_S", 0.2)
     monkeypatch.setattr(assembly, "PARTIAL_STEP_IN_S", 0.05)
-
-
-def until(ready: Callable[[], Any], timeout_s: float = 90.0) -> Any:
-    end = time.monotonic() + timeout_s
-    while not (found := ready()):
-        assert time.monotonic() < end, "it took too long"
-        time.sleep(0.02)
-    return found
 
 
 def one_of_two(name: str) -> archive.Writer:
@@ -61,11 +55,11 @@ def test_two_of_three_ranks_save_what_they_have_when_they_are_told_to_end(tmp_pa
             log = tmp_path / f"rank-{rank}.log"
             return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
-        until(lambda: all(said(r) for r in range(3)))
+        until(lambda: all(said(r) for r in range(3)), TOO_LONG_S)
         ranks[1].kill()
         ranks[1].wait(30)
         (tmp_path / "go").touch()
-        until(lambda: all(len(said(r)) == 2 for r in (0, 2)))
+        until(lambda: all(len(said(r)) == 2 for r in (0, 2)), TOO_LONG_S)
         for r in (0, 2):
             assert said(r)[1]["waiting_for"] == [1]
             assert said(r)[1]["told"][0] == [1]
@@ -104,7 +98,7 @@ def test_a_log_line_names_the_missing_rank_again_and_again(caplog: pytest.LogCap
     w = one_of_two("logs")
     pending = w.checkpoint(1)
     assert pending.waiting_for == ()
-    until(lambda: len(caplog.messages) >= 2)
+    until(lambda: len(caplog.messages) >= 2, TOO_LONG_S)
     assert "checkpoint 'step-1' has waited" in caplog.messages[0]
     assert "rank 1 of this job" in caplog.messages[0]
     assert pending.waiting_for == (1,)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from tests.support.archives import fresh, reopened
 from tests.support.backends import Backend
 from tests.support.checkpoints import serials, steps
 from tests.support.places import ROOT
+from tests.support.processes import until
 from tests.support.sampling import few_of
 from tests.support.servers import free_ports
 
@@ -40,14 +41,6 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
-
-
-def _until(ready: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    end = time.monotonic() + timeout_s
-    while not (found := ready()):
-        assert time.monotonic() < end, "it took too long"
-        time.sleep(0.02)
-    return found
 
 
 # -- one process -----------------------------------------------------------------------------------------------------
@@ -116,7 +109,7 @@ def test_a_request_in_the_bucket_is_seen_once_by_whoever_writes_then() -> None:
         time.sleep(0.2)
         assert not requests.requested(), "one from before the writer was opened is not for it"
         requests.post(arc._storage)
-        _until(requests.requested)
+        until(requests.requested, 60.0)
         w.checkpoint(1).result()
         time.sleep(0.2)
         assert not requests.requested()
@@ -193,7 +186,7 @@ class Job:
             lines = [self._lines(rank) for rank in range(self.world_size)]
             return [one[count] for one in lines] if min(map(len, lines)) > count else None
 
-        found: list[dict[str, Any]] = _until(ready)
+        found: list[dict[str, Any]] = until(ready, 60.0)
         return found
 
     def end(self) -> None:

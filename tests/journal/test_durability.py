@@ -19,7 +19,8 @@ import archive
 from archive.base import AmbiguousWriteError, NotDurableError, SessionInUseError, StorageError
 from archive.store import Storage
 from tests.support.archives import fresh, reopened
-from tests.support.ticks import NEVER_S, journal, steps, until
+from tests.support.processes import until
+from tests.support.ticks import NEVER_S, journal, steps
 
 
 @pytest.fixture

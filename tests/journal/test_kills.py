@@ -4,16 +4,13 @@ nothing told durable is lost, no prompt is skipped or trained twice, no episode 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.backends import Backend
-from tests.support.places import ROOT
+from tests.support.kills import said_by
 
 Outcomes = list[tuple[int, bool, int]]  # operation, whether the victim was killed there, episodes without a seal
 
@@ -22,12 +19,7 @@ Outcomes = list[tuple[int, bool, int]]  # operation, whether the victim was kill
 def walk(backend: Backend, folder: Path, victim: int | None, kills: list[int] | None, *, together: bool) -> Outcomes:
     given: dict[str, Any] = {"url": backend.url, "options": backend.storage_options, "folder": str(folder)}
     given |= {"victim": victim, "together": together, "kills": kills}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.support.prompt_kill", json.dumps(given)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=1500, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    outcomes: list[Any] = json.loads(done.stdout)
+    (outcomes,) = said_by("prompt_kill", json.dumps(given))
     print(f"{sum(killed for _, killed, _ in outcomes)} kills")
     return [(k, killed, orphans) for k, killed, orphans in outcomes]
 

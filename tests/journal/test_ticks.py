@@ -16,7 +16,8 @@ from archive.checkpoint import saver
 from tests.support import format_reader
 from tests.support.archives import contents, fresh, identical, reopened
 from tests.support.backends import Backend
-from tests.support.ticks import NEVER_S, group, journal, steps, until
+from tests.support.processes import until
+from tests.support.ticks import NEVER_S, group, journal, steps
 
 
 def test_a_tick_is_one_create_and_nothing_else(backend: Backend) -> None:

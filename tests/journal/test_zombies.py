@@ -19,11 +19,10 @@ import archive
 import resharding
 from archive.journal import ticker
 from tests.support.archives import fresh, stored_objects
-from tests.support.processes import FORKSERVER, end
+from tests.support.processes import FORKSERVER, end, until
 from tests.support.prompt_checks import check_end, check_recovered
 from tests.support.prompt_deaths import Fates, Life
 from tests.support.prompt_job import NEVER_S, Job, Rank, expected, last
-from tests.support.ticks import until
 
 FIRST = Job("first", 4, 2)
 

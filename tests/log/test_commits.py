@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,6 +35,7 @@ from archive.testing import steps
 from archive.write import buffer
 from tests.support.archives import by_hand
 from tests.support.backends import Proxied
+from tests.support.processes import until
 from tests.support.tampering import body, commit_files, same, seal, write_some
 
 servers = pytest.mark.parametrize("proxied", ["moto", "seaweedfs"], indirect=True)
@@ -183,14 +183,6 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffer, "SHARD_BYTES", 64)
 
 
-def until(done: Callable[[], bool]) -> None:
-    for _ in range(500):
-        if done():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("nothing happened in 5 s")
-
-
 @servers
 @pytest.mark.usefixtures("small_shards")
 def test_a_failure_in_the_background_surfaces_and_loses_nothing(proxied: Proxied) -> None:
@@ -198,7 +190,7 @@ def test_a_failure_in_the_background_surfaces_and_loses_nothing(proxied: Proxied
     proxied.proxy.add("status", method="PUT", path="/shards/", status=403, code="AccessDenied", times=-1)
     for i in range(3):
         w.add_episode(steps(1, i), episode_id=f"e{i}")
-    until(lambda: any(p.failure() is not None for p in _pipelines(w)))
+    until(lambda: any(p.failure() is not None for p in _pipelines(w)), 5.0)
     for _ in range(2):
         with pytest.raises(AccessDeniedError, match=r"shards/.*check the credentials"):
             w.add_episode(steps(1, 9), episode_id="refused")

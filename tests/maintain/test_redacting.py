@@ -18,9 +18,9 @@ from archive.errors import ConflictError, NotFoundError, UsageError
 from archive.log import CommitLog, tablefiles
 from archive.maintain import draft, relocation, verify
 from tests.support.archives import by_hand
-from tests.support.checkpoint_kill import die_at
 from tests.support.checkpoints import steps
 from tests.support.compactions import SCHEMA, plain, whole
+from tests.support.kills import die_at
 from tests.support.letting_go import Ring, all_told
 from tests.support.pruning import NOW, killed_at
 from tests.support.sampling import one_in, sampled

@@ -7,19 +7,15 @@ Usage: python -m tests.support.buffer_kill FOLDER ONE_IN. Prints a JSON line for
 from __future__ import annotations
 
 import json
-import random
-import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from archive.base.errors import NothingThereError
 from archive.buffers import TrajectoryReplayBuffer
-from tests.support.checkpoint_kill import code_of, die_at, forked
+from tests.support.kills import code_of, die_at, forked, killed, of_blocks
 from tests.support.processes import import_core
-from tests.support.sampling import SEED
 from tests.support.ticks import NEVER_S
 from tests.support.trajectories import everything, make
 
@@ -72,23 +68,21 @@ def come_back(folder: Path) -> None:
 def once(folder: Path, k: int) -> bool:
     """Whether the job was killed there; raises if the next one does not find what it should."""
     folder.mkdir()
-    code = code_of(forked(lambda: job(folder, k)))
-    assert code in (0, -signal.SIGKILL), code
+    was_killed = killed(lambda: job(folder, k))
     found = code_of(forked(lambda: come_back(folder)))
     assert found == 0, (k, found)
-    return code != 0
+    return was_killed
 
 
 def main() -> None:
     root, one_in = Path(sys.argv[1]), int(sys.argv[2])
-    chosen: Any = random.Random(SEED)
     import_core()
     torch.set_num_threads(1)
-    block = 0
-    while once(root / f"{block}", k := block * one_in + chosen.randrange(one_in)):
-        saved = "saved" in (root / f"{block}" / "said").read_text()
+    for k in of_blocks(one_in):
+        if not once(root / f"{k}", k):
+            return
+        saved = "saved" in (root / f"{k}" / "said").read_text()
         print(json.dumps({"k": k, "saved": saved}), flush=True)
-        block += 1
 
 
 if __name__ == "__main__":

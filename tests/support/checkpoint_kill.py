@@ -11,9 +11,7 @@ import json
 import os
 import signal
 import sys
-import threading
-import traceback
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,36 +20,11 @@ import archive
 from archive import opening
 from archive.base.errors import RanksMissingError
 from archive.checkpoint import assembly
-from archive.store.storage import Storage
+from tests.support.kills import at_each, code_of, die_at, forked
 from tests.support.processes import import_core
 
 RANKS = 4
 PER_RANK = 30
-MAX_KILLS = 200
-
-
-def die_at(k: int) -> None:
-    """From now on, this process ends with SIGKILL after its k-th storage operation, or in the middle of a local one."""
-    left, lock = [k], threading.Lock()
-
-    def step() -> None:
-        with lock:
-            left[0] -= 1
-            if left[0] < 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    def counted(real: Any) -> Any:
-        def call(*args: Any, **more: Any) -> Any:
-            out = real(*args, **more)
-            step()
-            return out
-
-        return call
-
-    step()
-    for name in ("link", "fsync", "replace", "unlink"):
-        setattr(os, name, counted(getattr(os, name)))
-    Storage.request = counted(Storage.request)  # type: ignore[method-assign]
 
 
 def grow(w: archive.Writer, rank: int, begin: int) -> None:
@@ -121,25 +94,6 @@ def come_back(arc: archive.Archive) -> int:
     return found.step
 
 
-def forked(work: Callable[[], Any]) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 9
-    try:
-        code = int(work() or 0)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def code_of(pid: int) -> int:
-    """How a process ended, once it has."""
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
 def once(url: str, options: dict[str, Any], victim: int, k: int) -> tuple[bool, int]:
     """Whether the victim was killed, and the step of the checkpoint that was found afterwards."""
 
@@ -159,12 +113,7 @@ def main() -> None:
     given = json.loads(sys.argv[1])
     import_core()
     assembly.STEP_IN_S, assembly.MAX_POLL_S = 0.05, 0.05
-    outcomes = []
-    for k in given["kills"] or range(MAX_KILLS):
-        outcomes.append((k, *once(given["url"], given["options"], given["victim"], k)))
-        if given["kills"] is None and not outcomes[-1][1]:
-            break
-    print(json.dumps(outcomes))
+    at_each(given["kills"], partial(once, given["url"], given["options"], given["victim"]))
 
 
 if __name__ == "__main__":

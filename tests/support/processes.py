@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from importlib import import_module
@@ -60,6 +61,15 @@ def answers_in_processes(
         for child, (receiver, _) in zip(children, pipes, strict=True):
             receiver.close()
             end(child)
+
+
+def until(ready: Callable[[], Any], seconds: float = 10.0) -> Any:
+    """What `ready` gives, once that is something."""
+    stop = time.monotonic() + seconds
+    while not (found := ready()):
+        assert time.monotonic() < stop, f"nothing happened in {seconds} s"
+        time.sleep(0.005)
+    return found
 
 
 def end(child: Any) -> None:

@@ -15,12 +15,14 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from archive import opening
 from archive.checkpoint import assembly
-from tests.support.checkpoint_kill import MAX_KILLS, RANKS, code_of, die_at, forked
+from tests.support.checkpoint_kill import RANKS
+from tests.support.kills import at_each, code_of, die_at, forked, killed
 from tests.support.processes import import_core
 from tests.support.prompt_checks import check_end, check_recovered
 from tests.support.prompt_deaths import Fates, Life
@@ -93,28 +95,22 @@ def once(given: dict[str, Any], k: int) -> tuple[bool, int]:
     }
     codes = ended(ranks, victim or 0)
     assert all(code in (0, -signal.SIGKILL) for code in codes.values()), codes
-    killed = codes[victim or 0]
+    died = codes[victim or 0] != 0
     if victim is None:
-        assert not killed
+        assert not died
         second = replace(job, session="second", world_size=3, batches=1)
-        killed = code_of(forked(lambda: go_on(url, options, second, log, k)))
-        assert killed in (0, -signal.SIGKILL), killed
+        died = killed(lambda: go_on(url, options, second, log, k))
     end = last(job, "end", 2 if victim is None else 3)
     orphans = code_of(forked(lambda: go_on(url, options, end, log)))
     assert 0 <= orphans <= RANKS, f"victim {victim}, operation {k}"
-    return killed != 0, orphans
+    return died, orphans
 
 
 def main() -> None:
     given = json.loads(sys.argv[1])
     import_core()
     assembly.STEP_IN_S, assembly.MAX_POLL_S = 0.05, 0.05
-    outcomes = []
-    for k in given["kills"] or range(MAX_KILLS):
-        outcomes.append((k, *once(given, k)))
-        if given["kills"] is None and not outcomes[-1][1]:
-            break
-    print(json.dumps(outcomes))
+    at_each(given["kills"], partial(once, given))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pytest
 import archive
 from archive.log import CommitLog
 from archive.maintain import verify
-from tests.support.checkpoint_kill import die_at
+from tests.support.kills import die_at
 from tests.support.processes import FORKSERVER, end
 
 NOW: dict[str, Any] = {"older_than": "0s", "force": True}

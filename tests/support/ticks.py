@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -73,11 +71,3 @@ def group(arc: archive.Archive, session: str, number: int) -> Any:
 
     key = f"journal/{session}/rank-00000/{number:09d}.zip"
     return zarr.open_group(f"zip::{arc.storage.full_url(key)}", mode="r", zarr_format=3)
-
-
-def until(done: Any, seconds: float = 10.0) -> None:
-    """Wait until something has happened."""
-    stop = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < stop, "nothing happened"
-        threading.Event().wait(0.005)

@@ -27,7 +27,7 @@ import zarr  # noqa: F401
 import archive
 import resharding
 from archive.adapters import xtuner
-from tests.support.checkpoint_kill import die_at
+from tests.support.kills import die_at
 from tests.support.xtuner_buffers import NaiveStorage, ReplayBuffer, RolloutState, StalenessReplayPolicy, Status
 from tests.support.xtuner_managers import AgentLoopManager, Dataloader, Sampler, Strategy, TaskRunner, prompt
 

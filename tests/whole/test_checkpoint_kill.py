@@ -4,26 +4,17 @@ and on."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from typing import Any
 
 import pytest
 
 from tests.support.backends import Backend
-from tests.support.places import ROOT
+from tests.support.kills import said_by
 
 
 def _walk(backend: Backend, victim: int, kills: list[int] | None, timeout_s: float) -> list[tuple[int, bool, int]]:
     """(operation, whether the victim was killed there, step found afterwards) for each kill."""
     given = {"url": backend.url, "options": backend.storage_options, "victim": victim, "kills": kills}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.support.checkpoint_kill", json.dumps(given)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=timeout_s, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    outcomes: list[Any] = json.loads(done.stdout)
+    (outcomes,) = said_by("checkpoint_kill", json.dumps(given), timeout_s=timeout_s)
     return [(k, killed, step) for k, killed, step in outcomes]
 
 

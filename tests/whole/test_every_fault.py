@@ -3,10 +3,6 @@ lost, nothing damaged comes back, nothing is left behind, and what was interrupt
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -14,8 +10,8 @@ import pytest
 
 from tests.support.backends import make_backend
 from tests.support.interrupting import Interrupted, nothing_left
+from tests.support.kills import said_by
 from tests.support.operations import OPERATIONS, Operation
-from tests.support.places import ROOT
 from tests.support.sampling import ALL, few_of, sampled
 
 
@@ -35,11 +31,6 @@ def test_whatever_goes_wrong(
     ("names", "count"), [(("append and commit", "forget"), 50), *few_of([((str(one),), ALL) for one in OPERATIONS], 0)]
 )
 def test_killed_anywhere(names: tuple[str, ...], count: int, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.support.interrupting", str(tmp_path), str(count), *names],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=1500, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    kills = Counter(json.loads(line)["name"] for line in done.stdout.splitlines())
+    kills = Counter(kill["name"] for kill in said_by("interrupting", tmp_path, count, *names))
     print(kills)
     assert set(kills) == {*names}

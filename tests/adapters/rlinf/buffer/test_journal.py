@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,9 +15,10 @@ from archive.base.errors import StorageError, UsageError
 from archive.buffers import TrajectoryReplayBuffer
 from archive.store import Storage
 from tests.support.backends import make_backend
-from tests.support.places import ROOT
+from tests.support.kills import said_by
+from tests.support.processes import until
 from tests.support.sampling import one_in
-from tests.support.ticks import NEVER_S, until
+from tests.support.ticks import NEVER_S
 from tests.support.trajectories import everything, make
 
 
@@ -234,11 +231,6 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("every", one_in(20))
 def test_killed_at_any_storage_operation(every: int, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.support.buffer_kill", str(tmp_path), str(every)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=1500, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    killed = [json.loads(line) for line in done.stdout.splitlines()]
+    killed = said_by("buffer_kill", tmp_path, every)
     assert len(killed) > 60 // every
     assert sorted({k["saved"] for k in killed}) == [False, True]
