@@ -34,7 +34,7 @@ class Location:
 
     @property
     def timeouts_s(self) -> tuple[float, float]:
-        """How long one read may take, not the whole of a large object; and how long to connect."""
+        """The seconds that one read may take, not the whole of a large object; and those to connect."""
         part = max(1.0, self.deadline_s / 4)
         return min(15.0, part), min(5.0, part)
 
