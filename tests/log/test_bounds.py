@@ -3,10 +3,9 @@ too long or of another shape is an error that names it."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,9 +24,9 @@ from archive.base.errors import (
 )
 from archive.log import commits
 from archive.maintain import repair, verify
-from archive.shard import indexed
 from archive.shard.groups import ShardView
 from tests.support.backends import Proxied
+from tests.support.nonsense import index_of, put_index, sealed
 from tests.support.tampering import body, change_commit, change_table, commit_files, replace_text, seal, write_some
 
 DEEP = 200_000
@@ -35,10 +34,6 @@ DEEP = 200_000
 
 def deep(opening: str = '{"a":', closing: str = "}") -> bytes:
     return (opening * DEEP + "1" + closing * DEEP).encode()
-
-
-def sealed(line: bytes) -> bytes:
-    return line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n"
 
 
 @pytest.fixture
@@ -75,33 +70,6 @@ def test_a_commit_that_is_nested_less_deeply_than_python_can_read(root: Path) ->
         archive.open(str(root))
 
 
-def shape_changes() -> dict[str, Callable[[dict[str, Any]], Any]]:
-    return {
-        "no created_at": lambda c: c.pop("created_at"),
-        "created_at of another kind": lambda c: c.update(created_at="yesterday"),
-        "runs is a list": lambda c: c.update(runs=[]),
-        "a run is text": lambda c: c["runs"].update(main="x"),
-        "segments is an object": lambda c: c.update(segments={}),
-        "a file without a path": lambda c: c["segments"][0].pop("path"),
-        "a path that is a number": lambda c: c["segments"][0].update(path=3),
-        "bytes below zero": lambda c: c["segments"][0].update(bytes=-1),
-        "bytes that are text": lambda c: c["segments"][0].update(bytes="9"),
-        "rows that are true": lambda c: c["segments"][0].update(rows=True),
-        "chunks is a list": lambda c: c.update(chunks=[]),
-        "bases without a URL": lambda c: c.update(bases={"0" * 32: {}}),
-        "a checkpoint that is none": lambda c: c.update(checkpoint={"name": "x"}),
-        "features of no list": lambda c: c["format"].update(features=5),
-        "an archive that is a list": lambda c: c.update(archive=[]),
-    }
-
-
-@pytest.mark.parametrize("how", shape_changes())
-def test_a_commit_of_another_shape(root: Path, how: str) -> None:
-    change_commit(root, shape_changes()[how])
-    with pytest.raises(ArchiveError, match="commit 2 at"):
-        archive.open(str(root))
-
-
 def test_a_schema_and_a_dtype_that_are_nested_deeply(tmp_path: Path) -> None:
     for place, text in enumerate([deep("[", "]").decode(), '{"fields": ' + deep("[", "]").decode() + "}"]):
         root = tmp_path / str(place)
@@ -131,17 +99,9 @@ def staged(root: Path) -> Path:
     return found
 
 
-def with_index(path: Path, text: bytes) -> None:
-    """The object with another index, whose length its header says."""
-    data = path.read_bytes()
-    start, stop = indexed.index_span(data, "")
-    header = data[:18] + len(text).to_bytes(4, "little") * 2 + data[26:start]
-    path.write_bytes(header + text + data[stop:])
-
-
 @pytest.mark.parametrize("text", [deep(), deep("[", "]"), b"[]", b"{}"])
 def test_a_staged_index_that_is_nested_deeply_or_of_another_shape(tmp_path: Path, text: bytes) -> None:
-    with_index(staged(tmp_path / "root"), sealed(text))
+    put_index(staged(tmp_path / "root"), text)
     with pytest.raises(ArchiveError, match=r"rank-00000\.zip"):
         archive.open(str(tmp_path / "root")).checkpoints["step-1"].state(0)
 
@@ -149,10 +109,9 @@ def test_a_staged_index_that_is_nested_deeply_or_of_another_shape(tmp_path: Path
 @pytest.mark.parametrize("name", ["rank", "session", "members", "buffers", "columns", "states", "nonce", "progress"])
 def test_a_staged_index_that_lacks_or_changes_a_part(tmp_path: Path, name: str) -> None:
     path = staged(tmp_path / "root")
-    start, stop = indexed.index_span(path.read_bytes(), "")
-    whole = json.loads(path.read_bytes()[start:stop].split(b"\n")[0])
+    whole = index_of(path)
     for changed in ({k: v for k, v in whole.items() if k != name}, whole | {name: [[1]]}):
-        with_index(path, sealed(json.dumps(changed).encode()))
+        put_index(path, json.dumps(changed).encode())
         with pytest.raises(CorruptStateError, match=rf"(?s)rank-00000\.zip.*{name}"):
             archive.open(str(tmp_path / "root")).checkpoints["step-1"].state(0)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ import archive
 from archive.base import ArchiveError
 from archive.checkpoint.retention import Keep
 from archive.maintain import verify
+from archive.shard import indexed
 
 
 def filled(root: Path) -> Path:
@@ -81,3 +85,21 @@ def look_after(root: Path) -> None:
     repr(arc.tags), repr(arc.labels), repr(arc.late_fields), arc.episodes["e"].labels, arc.episodes["e"].label_history
     verify(arc), arc.info
     str(arc.forget(Keep(last=1), episodes="unreferenced")), str(arc.prune(older_than="0s", force=True))
+
+
+def index_of(path: Path) -> Any:
+    """The index of an object that a rank wrote."""
+    data = path.read_bytes()
+    start, stop = indexed.index_span(data, "")
+    return json.loads(data[start:stop].split(b"\n")[0])
+
+
+def sealed(line: bytes) -> bytes:
+    return line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n"
+
+
+def put_index(path: Path, line: bytes) -> None:
+    """Gives the object another index under a right checksum, whose length its header says."""
+    data, text = path.read_bytes(), sealed(line)
+    start, stop = indexed.index_span(data, "")
+    path.write_bytes(data[:18] + len(text).to_bytes(4, "little") * 2 + data[26:start] + text + data[stop:])
