@@ -169,7 +169,7 @@ def _row(made: CheckpointRecord, place: Place) -> pa.Table:
 
 def _run_entry(
     parent: Commit, made: CheckpointRecord, parts: Sequence[Part], place: Place, sequences: Mapping[int, int]
-) -> RunEntry:  # fmt: skip
+) -> RunEntry:
     """The run's entry once this checkpoint is committed."""
     entry = replace(parent.runs[place.run], sequences=sequences)
     if not made.whole:
@@ -193,9 +193,7 @@ STEP_IN_S = 1.0  # what each higher rank waits longer before it completes a chec
 
 def join(
     log: CommitLog, joint: Joint, staged: dict[int, Part], *, timeout_s: float,
-    given_up: Callable[[], bool] = lambda: False,
-    ending: Callable[[float], bool] = lambda grace_s: False,
-    absent: Callable[[Sequence[int], float], None] = lambda ranks, waited_s: None,
+    given_up: Callable[[], bool], ending: Callable[[float], bool], absent: Callable[[Sequence[int], float], None],
 ) -> Commit:  # fmt: skip
     """The commit of this checkpoint, once all ranks have staged it. `given_up` ends the wait early.
 
@@ -295,7 +293,7 @@ def commit(log: CommitLog, joint: Joint, staged: Mapping[int, Part], *, partial:
 
 def commit_recovered(
     log: CommitLog, joint: Joint, parts: Sequence[Part], recovered: Recovered, check: Callable[[Commit], None]
-) -> Commit:  # fmt: skip
+) -> Commit:
     """Commit, once, a checkpoint that was made of tails of journals on behalf of these ranks. `check(parent)` raises if
     it no longer holds."""
     taken = sorted((rank, tail.next) for rank, tail in recovered.tails.items())

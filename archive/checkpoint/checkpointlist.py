@@ -46,9 +46,7 @@ class Latest(Checkpoint):
 class Checkpoints:
     """The checkpoints of an archive, oldest first."""
 
-    def __init__(
-        self, storage: Storage, head: Commit, run: str | None = None, later: Later | None = None
-    ) -> None:  # fmt: skip
+    def __init__(self, storage: Storage, head: Commit, run: str | None = None, later: Later | None = None) -> None:
         """later: what was said since of the episodes that are live in them; None: as of `head`."""
         self._storage = storage
         self._head = head

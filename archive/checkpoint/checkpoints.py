@@ -49,7 +49,7 @@ class Checkpoint:
 
     def __init__(
         self, storage: Storage, commit: Commit, served_by: Commit | None = None, later: Later | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         """served_by: the commit with whose tables its steps are found; later: what was said since; None: its own."""
         self._storage = storage
         self.commit = commit

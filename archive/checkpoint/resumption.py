@@ -3,7 +3,7 @@ that are in the archive already."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,20 +33,15 @@ _ROW = ("episode_id", "session", "rank", "sequence", "episode_start", "length", 
 def same_rank(source: Checkpoint, rank: int) -> Resume:
     """What a rank goes on from in a world of the same size: all as it was."""
     about = source.staged(rank).index.buffers
-    if not source.replay_saved:
-        empty = BufferResume(LiveRuns.empty(), [], [], {}, {})
-        return Resume(
-            rank, source.world_size, source.run, dict.fromkeys(about, empty), source.seen, source.number, source.origin,
-            source.name, saved_by=source.world_size,
-        )  # fmt: skip
+    buffers = dict.fromkeys(about, BufferResume(LiveRuns.empty(), [], [], {}, {}))
     ranks = source.live["rank"].to_numpy()
     names = np.array(source.live["buffer"].cast("string").to_pylist(), object)
-    buffers = {}
-    for name, entry in about.items():
+    for name, entry in about.items() if source.replay_saved else ():
         mine = (ranks == rank) & (names == name)
         pieces = source.located.pick(mine[source.located["run"]])
         env = source.live["env_id"].to_numpy()[pieces["run"]]
-        buffers[name] = take_over(source, pieces, env, pieces["position"], entry.next_positions, entry.open_episodes)
+        at = (env, pieces["position"], entry.next_positions, entry.open_episodes)
+        buffers[name] = take_over(source.index, source.live, pieces, *at, lambda: source.whole_index)
     taken = (source.seen, source.number, source.origin, source.name, None, source.world_size, partial(holders, source))
     return Resume(rank, source.world_size, source.run, buffers, *taken)
 
@@ -65,35 +60,30 @@ def first_ranks(index: EpisodeIndex, episodes: Ints, ranks: Ints) -> dict[str, i
     return dict(zip(names, ranks[first[known]].tolist(), strict=True))
 
 
-@dataclass(frozen=True)
-class HeldSegments:
-    """Rows of the segments table that a buffer is to hold, each a run of its own; `live`: the streams of these."""
-
-    index: EpisodeIndex
-    whole_index: EpisodeIndex
-    live: pa.Table
-
-
 def take_over(
-    source: Checkpoint | HeldSegments, pieces: Steps, env: Ints, position: Ints, next_positions: Mapping[int, int],
-    opened: Mapping[int, str], *, to_close: Sequence[str] = (),
+    index: EpisodeIndex, live: pa.Table, pieces: Steps, env: Ints, position: Ints, next_positions: Mapping[int, int],
+    opened: Mapping[int, str], whole: Callable[[], EpisodeIndex], *, to_close: Sequence[str] = (),
 ) -> BufferResume:  # fmt: skip
-    """A buffer that holds these pieces at these places; `opened`: env id -> id of the episode that is open there."""
-    numbers = source.index.episode_of_row[pieces.stream]
+    """A buffer that holds these pieces at these places.
+
+    index: their episodes, and `whole()` all that are there.  live: the streams of the runs that the pieces are of.
+    opened: env id -> id of the episode that is open there.
+    """
+    numbers = index.episode_of_row[pieces.stream]
     if (numbers < 0).any():
         raise CorruptManifestError("live steps belong to an episode that was replaced; run `archive verify`")
     distinct = list(dict.fromkeys(numbers.tolist()))
     unfinished = sorted({*opened.values(), *to_close})
-    begins, bare = _begins(source.index, pieces, env, position)
-    known = _known(source.index, distinct, begins, unfinished)
+    begins, bare = _begins(index, pieces, env, position)
+    known = _known(index, distinct, begins, unfinished)
     if elsewhere := [name for name in unfinished if name not in {one.id for one in known}]:
-        whole = source.whole_index  # open episodes of which no step is held may be anywhere in the segments table
-        known += _known(whole, _numbers_of(whole, elsewhere), {}, elsewhere)
+        every = whole()  # open episodes of which no step is held may be anywhere in the segments table
+        known += _known(every, _numbers_of(every, elsewhere), {}, elsewhere)
     at = {one.id: i for i, one in enumerate(known)}
     bare = {place for place, number in enumerate(distinct) if number in bare}
     known = _without_live_steps(known, bare, {at[name]: e for e, name in opened.items()}, next_positions)
-    streams, codes = _streams(source.live, pieces)
-    starts = source.index.snapshot.columns(["position"])["position"].to_numpy()[pieces.stream] + pieces.lo
+    streams, codes = _streams(live, pieces)
+    starts = index.snapshot.columns(["position"])["position"].to_numpy()[pieces.stream] + pieces.lo
     place = {number: i for i, number in enumerate(distinct)}
     episode = np.array([place[int(n)] for n in numbers], np.int64)
     runs = LiveRuns(env, position, pieces.length, episode, codes, starts)
@@ -114,7 +104,7 @@ def _numbers_of(index: EpisodeIndex, ids: list[str]) -> list[int]:
 
 def _begins(
     index: EpisodeIndex, pieces: Steps, env: Ints, position: Ints
-) -> tuple[dict[int, tuple[int, int]], set[int]]:  # fmt: skip
+) -> tuple[dict[int, tuple[int, int]], set[int]]:
     """Number of an episode -> the env row of its earliest steps that are live, and where in it the episode begins; and
     the numbers of those that have none."""
     start = index.snapshot.columns(["episode_start"])["episode_start"].to_numpy()[pieces.stream] + pieces.lo
@@ -284,6 +274,6 @@ class Holding:
         env: Ints = np.full(len(place), NO_ENV, np.int64)
         index, snapshot = self.episodes.episode_index, self.episodes.reader.snapshot
         live = snapshot.take(found.rows, ["session", "rank", "env_id"])
-        source = HeldSegments(index, index, live.rename_columns(["session", "stream_rank", "stream_env"]))
-        held = take_over(source, pieces, env, at, {NO_ENV: int(taken.sum())}, {})
+        live = live.rename_columns(["session", "stream_rank", "stream_env"])
+        held = take_over(index, live, pieces, env, at, {NO_ENV: int(taken.sum())}, {}, lambda: index)
         return Resume(self.rank, self.world_size, self.run, {self.buffer: held}, snapshot.commit.number)

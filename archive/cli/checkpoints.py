@@ -17,41 +17,16 @@ from archive.cli.options import (
     named_checkpoint,
     of_run,
     on_archive,
-    options_of,
+    planned,
+    planning,
     where,
 )
 
 if TYPE_CHECKING:
     from archive import Archive, Checkpoint, Episodes
     from archive.journal import Tails
-    from resharding import Plan
 
 SAVED = ("commit", "name", "step", "run", "world_size", "whole", "replay_saved", "metrics", "created_at")
-POLICIES, INCOMPLETE = ("balanced", "interleaved", "by_trajectory"), ("keep", "drop")
-planning = options_of(  # how to deal out steps
-    of_run,
-    click.option("--checkpoint", "name", metavar="NAME", help="Which one; default: the newest whole one."),
-    click.option(
-        "--policy", type=click.Choice(POLICIES), default=POLICIES[0], show_default=True,
-        help="Runs of as many steps; episodes in turn; runs of as many episodes.",
-    ),
-    click.option("--num-envs", type=click.IntRange(1), help="Env rows of each rank."),
-    click.option("--max-length", type=click.IntRange(1), help="Steps that an env row holds; the oldest are dropped."),
-    click.option("--capacity", type=click.IntRange(1), help="Steps that a rank holds; the oldest are dropped."),
-    click.option(
-        "--incomplete", type=click.Choice(INCOMPLETE), default=INCOMPLETE[0], show_default=True,
-        help="Headless and open episodes.",
-    ),
-    where(),
-    click.option("--allow-missing", is_flag=True, help="Do without ranks that are missing from the checkpoint."),
-)  # fmt: skip
-
-
-def planned(arc: Archive, world_size: int, name: str | None, run: str | None, where: str | None, **how: Any) -> Plan:
-    """The plan that these options ask for."""
-    import resharding
-
-    return resharding.plan(named_checkpoint(arc, name, run), world_size, filter=where, **how)
 
 
 @click.command()

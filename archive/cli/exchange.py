@@ -131,7 +131,7 @@ ONLY_HTML = ("output", "world_size", "max_bytes", "tokenizer", "allow_missing")
 @click.option("--yes", is_flag=True, help="Replace files that are there.")
 def export(
     target: Target, to: str | None, name: str, html: str | None, yes: bool, given: tuple[str, ...], **how: Any
-) -> None:  # fmt: skip
+) -> None:
     """Write episodes, or a checkpoint, to TO: npz and parquet files, or what another system reads.
 
     rlinf and alf take a checkpoint (default: the newest whole one), the others episodes (default: all). --html makes

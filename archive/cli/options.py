@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from archive import Archive, Checkpoint
     from archive.checkpoint import Checkpoints
+    from resharding import Plan
 
 Command = Callable[..., None]
 Decorator = Callable[[Command], Command]
@@ -136,6 +137,26 @@ def limit(text: str) -> Decorator:
     return click.option("--limit", "-n", type=click.IntRange(0), default=20, show_default=True, help=text)
 
 
+POLICIES, INCOMPLETE = ("balanced", "interleaved", "by_trajectory"), ("keep", "drop")
+planning = options_of(  # how to deal out steps
+    of_run,
+    click.option("--checkpoint", "name", metavar="NAME", help="Which one; default: the newest whole one."),
+    click.option(
+        "--policy", type=click.Choice(POLICIES), default=POLICIES[0], show_default=True,
+        help="Runs of as many steps; episodes in turn; runs of as many episodes.",
+    ),
+    click.option("--num-envs", type=click.IntRange(1), help="Env rows of each rank."),
+    click.option("--max-length", type=click.IntRange(1), help="Steps that an env row holds; the oldest are dropped."),
+    click.option("--capacity", type=click.IntRange(1), help="Steps that a rank holds; the oldest are dropped."),
+    click.option(
+        "--incomplete", type=click.Choice(INCOMPLETE), default=INCOMPLETE[0], show_default=True,
+        help="Headless and open episodes.",
+    ),
+    where(),
+    click.option("--allow-missing", is_flag=True, help="Do without ranks that are missing from the checkpoint."),
+)  # fmt: skip
+
+
 # -- values of options -------------------------------------------------------------------------------------------------
 
 
@@ -194,6 +215,13 @@ def named_checkpoint(arc: Archive, name: str | None, run: str | None = None, *, 
         owner = "" if run is None else f"of run {run!r} "
         raise NotFoundError(f"there is no checkpoint {owner}at {arc.url} yet; `archive log` shows what is there")
     return found
+
+
+def planned(arc: Archive, world_size: int, name: str | None, run: str | None, where: str | None, **how: Any) -> Plan:
+    """The plan that these options ask for."""
+    import resharding
+
+    return resharding.plan(named_checkpoint(arc, name, run), world_size, filter=where, **how)
 
 
 def meeting(condition: str | None, table: pa.Table) -> pa.Table:

@@ -10,8 +10,7 @@ import click
 
 from archive.base import UsageError
 from archive.cli import output
-from archive.cli.checkpoints import planned, planning
-from archive.cli.options import Target, on_archive, options_of, where
+from archive.cli.options import Target, on_archive, options_of, planned, planning, where
 from archive.cli.output import bar
 
 if TYPE_CHECKING:

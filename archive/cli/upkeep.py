@@ -246,9 +246,7 @@ LABEL = ("episode_id", "key", "value", "by", "created_at", "commit")
 @of_run
 @click.option("--commit", "number", type=int, metavar="N", help="Tag this commit. Default: the newest.")
 @click.option("--by", metavar="WHO", help="Who tags it.")
-def tag(
-    target: Target, name: str, checkpoint: str | None, run: str | None, number: int | None, by: str | None
-) -> None:  # fmt: skip
+def tag(target: Target, name: str, checkpoint: str | None, run: str | None, number: int | None, by: str | None) -> None:
     """Name a checkpoint or a commit, for --commit of other commands. What it names is kept."""
     if number is not None and (checkpoint or run):
         raise UsageError("--commit names a commit of its own: give it, or --checkpoint and --run")

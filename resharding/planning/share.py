@@ -317,9 +317,8 @@ class ShareBuffer:
             begins = offsets_of(pieces.length)
             position = np.repeat(self._parts["position"] - begins[offsets[:-1]], counts) + begins[:-1]
         opened, to_close = self._open()
-        resume = resumption.take_over(
-            self.checkpoint, pieces, env, position, self.next_positions, opened, to_close=to_close
-        )
+        index, live, at = self.checkpoint.index, self.checkpoint.live, (env, position, self.next_positions, opened)
+        resume = resumption.take_over(index, live, pieces, *at, lambda: self.checkpoint.whole_index, to_close=to_close)
         # told once, by one rank: its next checkpoint has it in `discarded`
         return replace(resume, dropped=self.plan.dropped_of(self.name) if self.rank == 0 else {})
 

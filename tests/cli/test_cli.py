@@ -241,10 +241,9 @@ def test_somebody_waits_no_longer_than_he_says() -> None:
 
 
 def test_choices_are_those_of_the_library() -> None:
-    from archive.cli import checkpoints
     from resharding.planning import placement
 
-    assert placement.POLICIES == checkpoints.POLICIES
+    assert placement.POLICIES == options.POLICIES
 
 
 def test_debug_shows_where_it_failed(tmp_path: Path) -> None:
