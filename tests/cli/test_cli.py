@@ -141,53 +141,39 @@ def test_tables_that_nobody_watches_are_plain(url: str) -> None:
 # -- the demonstration -------------------------------------------------------------------------------------------------
 
 
-def test_demo_writes_finds_and_reads_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _check_costs(rows: list[dict[str, Any]]) -> None:
+    assert [row["step"] for row in rows] == list(demo.STEPS)
+    assert rows[1]["sent"] > 100_000 < rows[5]["received"]
+    assert rows[3]["requests"] == 0
+
+
+def test_demo_writes_finds_and_reads_back_and_adds_to_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     text = printed("demo")
     assert "every bit as it was written" in text
     assert [word for word in text.split() if word in ("seconds", "requests", "sent", "received")]
     assert "each once and on its step" in text
-    assert len(_by_weights(archive.open("demo-archive"))) == demo.WEIGHTS * demo.EPISODES_EACH
-
-
-def _by_weights(arc: archive.Archive) -> archive.Episodes:
-    """The episodes of the first part; those of the ranks name no weights."""
-    return arc.episodes.filter(where="update_count >= 0")
-
-
-@pytest.fixture
-def loaded_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks of the demonstration are processes all the same, but need not load the library each."""
-    monkeypatch.setattr(demo, "get_context", lambda _: FORKSERVER)
-
-
-@pytest.mark.usefixtures("loaded_ranks")
-def test_demo_adds_to_what_is_there(tmp_path: Path) -> None:
-    told = [document("demo", tmp_path / "d") for _ in range(2)]
-    each = demo.WEIGHTS * demo.EPISODES_EACH
-    assert told[1]["steps"][0]["did"].endswith("episodes are there already")
-    found = _by_weights(archive.open(tmp_path / "d"))
+    each, by_weights = demo.WEIGHTS * demo.EPISODES_EACH, "update_count >= 0"  # those of the ranks name none
+    assert len(archive.open("demo-archive").episodes.filter(where=by_weights)) == each
+    monkeypatch.setattr(demo, "get_context", lambda _: FORKSERVER)  # the ranks need not load the library each
+    again = document("demo")["steps"]
+    assert again[0]["did"].endswith("episodes are there already")
+    found = archive.open("demo-archive").episodes.filter(where=by_weights)
     assert len(found) == 2 * each
     assert len({episode.session for episode in found}) == 2
-    for rows in (told[0]["steps"], told[1]["steps"]):
-        assert [row["step"] for row in rows] == list(demo.STEPS)
-        assert rows[1]["sent"] > 100_000 < rows[5]["received"]
-        assert rows[3]["requests"] == 0
+    _check_costs(again)
 
 
-@pytest.mark.usefixtures("loaded_ranks")
-def test_demo_on_s3(moto_endpoint: str, tmp_path: Path) -> None:
+def test_demo_on_s3(moto_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "get_context", lambda _: FORKSERVER)
     where = f"s3://bucket/{tmp_path.name}-demo"
-    credentials = (
-        "--storage-option",
-        f"key={servers.KEY}",
-        "--storage-option",
-        f"secret={servers.SECRET}",
-        "--endpoint-url",
-        moto_endpoint,
-    )
+    given = (f"--storage-option=key={servers.KEY}", f"--storage-option=secret={servers.SECRET}")
+    credentials = (*given, "--endpoint-url", moto_endpoint)
     told = document("demo", where, *credentials)
     assert told["url"] == where
+    _check_costs(told["steps"])
     assert "testsecret" not in json.dumps(told)
     assert document("info", where, *credentials)["episodes"] > demo.WEIGHTS * demo.EPISODES_EACH
 

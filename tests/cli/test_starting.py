@@ -14,6 +14,7 @@ import archive
 from archive import cli
 from archive.base import size
 from archive.cli import options
+from archive.cli.commands import GROUPS
 from tests.support.commands import printed
 from tests.support.places import ROOT
 
@@ -41,13 +42,8 @@ def test_targets_keep_credentials_to_themselves() -> None:
 
 
 def test_sizes_are_for_people() -> None:
-    assert [size(n) for n in (0, 999, 1000, 1_550_000, 2 * 10**12)] == [
-        "0 B",
-        "999 B",
-        "1.0 kB",
-        "1.6 MB",
-        "2.0 TB",
-    ]
+    found = [size(n) for n in (0, 999, 1000, 1_550_000, 2 * 10**12)]
+    assert found == ["0 B", "999 B", "1.0 kB", "1.6 MB", "2.0 TB"]
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
@@ -55,7 +51,9 @@ def test_every_command_takes_the_common_options(name: str) -> None:
     text = printed(name, "--help")
     for option in ("--json", "--storage-option", "--endpoint-url", "--profile", "--retry-for", "--debug"):
         assert option in text
-    assert f"  {name} " in printed("--help")
+    (group,) = (title for title, names in GROUPS.items() if name in names)
+    section = printed("--help").partition(f"\n{group}:")[2].partition("\n\n")[0]
+    assert f"\n  {name} " in section
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
