@@ -18,7 +18,7 @@ from tests.support.places import ROOT
 
 FIGURES = {
     "modules": 370,
-    "lines of the engine": 43_017,
+    "lines of the engine": 43_027,
     "modules that serve one sibling": 38,
     "modules named ...ing": 39,
     "records and protocols of the engine": 201,

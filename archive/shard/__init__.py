@@ -1,4 +1,4 @@
-"""Shards, the only room that knows Zarr's format: named arrays come in; members of a Zarr group and their places go
+"""Shards, the only room that knows Zarr: named arrays come in; members of a Zarr group and their places go
 out, and back, or whole shards into a store."""
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ SMALL_BYTES = 1 << 26  # of what is no bomb in any case
 MAX_NDIM = 8  # axes of an array
 KEYS = {"name": "default", "configuration": {"separator": "/"}}  # names of chunks, as a zarr.json has them
 TEXTS = "string"
-FILLS: dict[str, Any] = {  # dtypes by their names in a zarr.json, and a zero of each
-    "bool": False, **{f"{kind}{bits}": 0 for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
-    "float16": 0.0, "float32": 0.0, "float64": 0.0, "complex64": [0.0, 0.0], "complex128": [0.0, 0.0], TEXTS: "",
+DTYPES = {  # by their names in a zarr.json
+    "bool", "float16", "float32", "float64", "complex64", "complex128", TEXTS,
+    *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
 }  # fmt: skip
 _LEVELS = {"zstd": range(-(1 << 17), 23), "gzip": range(10)}
 _GZIP_WINDOW = zlib.MAX_WBITS | 16
@@ -253,4 +253,4 @@ def raw_bytes(dtype: np.dtype[Any], trailing: tuple[int, ...], rows: int) -> int
 
 @lru_cache(maxsize=256)  # numpy makes a dtype's name anew each time
 def _is_plain(dtype: np.dtype[Any]) -> bool:
-    return dtype.name in FILLS and dtype.byteorder != ">"
+    return dtype.name in DTYPES and dtype.byteorder != ">"

@@ -24,7 +24,7 @@ from archive.base import (
     records,
     stored,
 )
-from archive.shard.codecs import FILLS, KEYS, MAX_NDIM, TEXTS, StoredArray, check_size, decoded, dtype_of, member_name
+from archive.shard.codecs import DTYPES, KEYS, MAX_NDIM, TEXTS, StoredArray, check_size, decoded, dtype_of, member_name
 from archive.shard.packing import Buffer, size_of
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class _ArrayNode(Record):
             raise MisshapenError(f"it has {len(self.shape)} axes, and its chunks {len(chunk)}")
         if chunk[1:] != tuple(max(1, n) for n in self.shape[1:]):
             raise MisshapenError("its chunks are not whole rows")
-        if self.data_type not in FILLS or type(self.fill_value) not in (bool, int, float, str, list):
+        if self.data_type not in DTYPES or type(self.fill_value) not in (bool, int, float, str, list):
             raise MisshapenError(f"its dtype is {self.data_type!r:.40}, its fill value {self.fill_value!r:.40}")
         if self.codecs[0].configuration not in (None, {}, {"endian": "little"}) or self.storage_transformers:
             raise MisshapenError("its rows are not stored as they lie in memory")

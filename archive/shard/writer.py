@@ -1,5 +1,5 @@
 """The one maker of shards: arrays and their schema come in; members of a Zarr v3 group, objects on the store and the
-places of their chunks go out.
+places of their chunks go out. zarr describes the group; `codecs` makes the chunks.
 
 Every chunk ends in its own crc32c, so `zarr.open_group` of somebody else refuses a flipped bit too.
 """
@@ -23,6 +23,7 @@ from archive.shard.packing import Buffer, Member, Placed, checksum
 
 if TYPE_CHECKING:
     import numpy as np
+    import zarr
 
     from archive.store import Storage
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 # map, or one that does several at once
 Each = Callable[[Callable[[int], StoredChunk], Iterable[int]], Iterable[StoredChunk]]
-_GROUP: dict[str, Any] = {"attributes": {}, "zarr_format": 3, "node_type": "group"}
+_ROOT = "zarr.json"
 _INLINE: dict[str, Any] = {"kind": "inline", "must_understand": False, "metadata": {}}
 _SEGMENT = re.compile(r"[A-Za-z0-9_%-]+")
 SHARD_BYTES = 48 * 1024 * 1024  # of steps; four of them, compressed or not, are in memory at once
@@ -123,7 +124,7 @@ def encode(
             for chunk, (data, tail, crc32) in enumerate((map if codec is None else each)(chunk_at, starts))
         ]  # fmt: skip
     smallest_first = sorted(chunks, key=lambda path: (sum(m.size for m in chunks[path]), path))
-    return [*_metadata(prepared, rows, codec, attributes), *(m for path in smallest_first for m in chunks[path])]
+    return [*_metadata(prepared, rows, compression, attributes), *(m for path in smallest_first for m in chunks[path])]
 
 
 def load() -> None:
@@ -201,45 +202,54 @@ def _even_part(rows: int, runs: int, fitting: int) -> int | None:
 
 
 def _metadata(
-    arrays: Mapping[str, Array], rows: Mapping[str, int], codec: Any, attributes: Mapping[str, Any]
+    arrays: Mapping[str, Array], rows: Mapping[str, int], compression: str | None, attributes: Mapping[str, Any]
 ) -> list[Member]:
-    """The zarr.json of each node, the root foremost, which has all others in it."""
+    """The zarr.json of each node as zarr makes it, the root foremost, which has all others in it: zarr's own
+    consolidation warns."""
+    import zarr
+
     try:
         own = json.loads(json.dumps(dict(attributes), allow_nan=False, sort_keys=True))
     except (TypeError, ValueError) as error:
         raise UsageError(f"Attributes of a shard must be JSON: {error}. Convert them before.") from error
+    made: dict[str, Any] = {}
+    group = zarr.create_group(zarr.storage.MemoryStore(made), attributes=own, zarr_format=3)
     names = dimension_names(arrays)
-    nodes = {path: _node(array, rows[path], codec, names[path]) for path, array in arrays.items()}
-    parents = {path[:at] for path in arrays for at, one in enumerate(path) if one == "/"}
-    inline = nodes | dict.fromkeys(parents, _GROUP | {"consolidated_metadata": _INLINE})
-    order = sorted(inline, key=lambda path: f"{path}/zarr.json")
-    consolidated = _INLINE | {"metadata": {path: inline[path] for path in order}}
-    root = _GROUP | {"attributes": own, "consolidated_metadata": consolidated}
-    return [_json("zarr.json", root), *(_json(f"{path}/zarr.json", nodes.get(path, _GROUP)) for path in order)]
+    for path, array in arrays.items():
+        _describe(group, path, array, rows[path], compression, names[path])
+    nodes = {key: json.loads(made[key].to_bytes()) for key in sorted(made)}
+    root = nodes.pop(_ROOT)
+    inline = {
+        key.removesuffix(f"/{_ROOT}"): node
+        | ({"consolidated_metadata": _INLINE} if node["node_type"] == "group" else {})
+        for key, node in nodes.items()
+    }
+    root["consolidated_metadata"] = _INLINE | {"metadata": inline}
+    return [_json(_ROOT, root), *(_json(key, node) for key, node in nodes.items())]
+
+
+def _describe(
+    group: zarr.Group, path: str, array: Array, rows: int, compression: str | None, names: list[str]
+) -> None:  # fmt: skip
+    import numpy as np
+    from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, VLenUTF8Codec, ZstdCodec
+
+    name, _, level = (compression or "").partition(":")
+    between = [] if not name else [ZstdCodec(level=int(level)) if name == "zstd" else GzipCodec(level=int(level))]
+    texts = array.dtype == object
+    dtype = np.dtypes.StringDType() if texts else np.dtype(array.dtype.name)  # zarr knows C's long long by no other
+    group.create_array(
+        path, shape=array.shape, dtype=dtype,
+        chunks=(rows, *(max(1, size) for size in array.shape[1:])), filters=[],
+        serializer=VLenUTF8Codec() if texts else BytesCodec(endian="little"),
+        compressors=[*between, Crc32cCodec()],  # the checksum last, so that it covers what is stored
+        dimension_names=names, config={"write_empty_chunks": True, "order": "C"},
+    )  # fmt: skip
 
 
 def _json(name: str, node: Mapping[str, Any]) -> Member:
     data = json.dumps(node, separators=(",", ":")).encode()
     return Member(name, data, "", -1, 0, checksum(data))
-
-
-def _node(array: Array, rows: int, codec: Any, names: list[str]) -> dict[str, Any]:
-    """The zarr.json of an array, key by key as zarr writes it."""
-    kind = codecs.TEXTS if array.dtype == object else array.dtype.name
-    endian = {"configuration": {"endian": "little"}} if array.dtype.itemsize > 1 else {}
-    values = {"name": "vlen-utf8", "configuration": {}} if kind == codecs.TEXTS else {"name": "bytes", **endian}
-    between = []
-    if codec is not None:
-        level = {"level": codec.level} | ({"checksum": False} if codec.codec_id == "zstd" else {})
-        between = [{"name": codec.codec_id, "configuration": level}]
-    chunk_shape = [rows, *(max(1, size) for size in array.shape[1:])]
-    return {
-        "shape": list(array.shape), "data_type": kind,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk_shape}},
-        "chunk_key_encoding": codecs.KEYS, "fill_value": codecs.FILLS[kind],
-        "codecs": [values, *between, {"name": "crc32c"}], "attributes": {}, "dimension_names": names,
-        "zarr_format": 3, "node_type": "array", "storage_transformers": [],
-    }  # fmt: skip
 
 
 def dimension_names(arrays: Mapping[str, Array]) -> dict[str, list[str]]:
