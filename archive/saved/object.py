@@ -330,7 +330,8 @@ class TickObject(SavedObject[TickIndex]):
             )
         own = [one for one in self.index.members if one.array == column.array]
         chunks = dict(zip((one.name for one in own), self._get([self._range(one) for one in own]), strict=True))
-        return Values(Column(self._view.read(column.array, 0, count, chunks), column.dtype), column.steps)
+        (values,) = self._view.read_many(column.array, [(0, count)], chunks)
+        return Values(Column(values, column.dtype), column.steps)
 
 
 def is_of_shard(member: Placed) -> bool:

@@ -7,7 +7,7 @@ fetched is an error, never the fill value.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,16 +38,6 @@ _MOST_IN_A_CHUNK = 1 << 48  # items: what no machine holds
 _BETWEEN = ((), ("zstd",), ("gzip",))  # codecs after the first, before the checksum
 
 
-def decode(zarr_json: bytes, chunks: Chunks, wanted: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, list[Array]]:
-    """The rows `wanted` of each array, one array per half-open range; those of one chunk may share its memory.
-
-    `zarr_json` is the plain bytes of the root one, `chunks` maps member names to stored bytes. A chunk that
-    is needed and not there is a MissingObjectError, one that does not decode a CorruptChunkError.
-    """
-    view = ShardView(zarr_json)
-    return {path: view.read_many(path, ranges, chunks) for path, ranges in wanted.items()}
-
-
 class ShardView:
     """The arrays of one shard, from the bytes of its root `zarr.json`. Frozen; safe for threads and after a fork."""
 
@@ -68,21 +58,13 @@ class ShardView:
         return {path: dict(node.more) for path, node in nodes.items() if node.node_type == "array"}
 
     @property
-    def attributes(self) -> dict[str, Any]:
-        """The attributes that the group was encoded with."""
-        return dict(self._root.attributes)
-
-    @property
     def paths(self) -> list[str]:
         """The zarr paths of all arrays."""
         return list(self._arrays)
 
-    def read(self, path: str, start: int, stop: int, chunks: Chunks) -> Array:
-        """Rows start to stop of one array, from the chunks given."""
-        return self.read_many(path, [(start, stop)], chunks)[0]
-
     def read_many(self, path: str, ranges: Iterable[tuple[int, int]], chunks: Chunks) -> list[Array]:
-        """The rows of several ranges, read as `read` does: each chunk is decoded once."""
+        """The rows of each half-open range, from the chunks given, by member name; each is decoded once. One that is
+        needed and not there is a MissingObjectError, one that does not decode a CorruptChunkError."""
         import numpy as np
 
         ranges = list(ranges)

@@ -63,42 +63,6 @@ class Placed:
     crc32c: int
 
 
-@dataclass(frozen=True, slots=True)
-class _ZipEntry:
-    """One member as a ZIP describes it, in its local header and again in its directory."""
-
-    name: bytes
-    method: int
-    crc32: int
-    stored_bytes: int
-    plain_bytes: int
-    offset: int  # of the local header
-
-    def local_header(self) -> bytes:
-        # The two sizes go to ZIP64 together or not at all: readers expect both.
-        large = max(self.stored_bytes, self.plain_bytes) >= _MAX_UINT32
-        extra = struct.pack("<HHQQ", 1, 16, self.plain_bytes, self.stored_bytes) if large else b""
-        sizes = (_MAX_UINT32, _MAX_UINT32) if large else (self.stored_bytes, self.plain_bytes)
-        return (
-            self._head(b"PK\x03\x04", large)
-            + struct.pack("<IIHH", *sizes, len(self.name), len(extra))
-            + (self.name + extra)
-        )
-
-    def directory_row(self) -> bytes:
-        wide = [v for v in (self.plain_bytes, self.stored_bytes, self.offset) if v >= _MAX_UINT32]
-        extra = struct.pack(f"<HH{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
-        stored, plain, offset = (min(v, _MAX_UINT32) for v in (self.stored_bytes, self.plain_bytes, self.offset))
-        creator = struct.pack("<4sH", b"PK\x01\x02", _CREATOR_UNIX | _NEEDS_ZIP64)
-        sizes = struct.pack("<IIHH", stored, plain, len(self.name), len(extra))
-        rest = struct.pack("<HHHII", 0, 0, 0, _MODE, offset)
-        return creator + self._head(b"", bool(wide)) + sizes + rest + self.name + extra
-
-    def _head(self, magic: bytes, large: bool) -> bytes:
-        version = _NEEDS_ZIP64 if large else _NEEDS_DEFLATE
-        return magic + struct.pack("<HHHHHI", version, _UTF8_NAMES, self.method, 0, _DATE_1980, self.crc32)
-
-
 def pack(members: Sequence[Member]) -> tuple[list[Buffer], list[Placed]]:
     """The ZIP file of `members` as buffers in file order, and the table of where each member's bytes lie.
 
@@ -106,19 +70,18 @@ def pack(members: Sequence[Member]) -> tuple[list[Buffer], list[Placed]]:
     """
     buffers: list[Buffer] = []
     placed: list[Placed] = []
-    entries: list[_ZipEntry] = []
+    directory: list[bytes] = []
     position = 0
     for member in members:
         data = _deflate(member.data) if member.chunk < 0 else member.data
-        entry = _entry(member, data, position)
-        header = entry.local_header()
+        header, described = _headers(member, data, position)
         row = _place(member, data, position + len(header))
         buffers += [header, data, member.tail] if member.tail else [header, data]
         placed.append(row)
-        entries.append(entry)
+        directory.append(described)
         position = row.offset + row.size
-    rows = b"".join(entry.directory_row() for entry in entries)
-    buffers.append(rows + b"".join(_end_records(len(entries), len(rows), position)))
+    rows = b"".join(directory)
+    buffers.append(rows + b"".join(_end_records(len(directory), len(rows), position)))
     return buffers, placed
 
 
@@ -159,10 +122,26 @@ def _place(member: Member, data: Buffer, offset: int) -> Placed:
     return Placed(member.name, member.array, member.chunk, member.rows, offset, size, crc)
 
 
-def _entry(member: Member, data: Buffer, offset: int) -> _ZipEntry:
-    method = _STORED if data is member.data else _DEFLATED
+def _headers(member: Member, data: Buffer, offset: int) -> tuple[bytes, bytes]:
+    """The local header of a member that is stored as `data`, at `offset`, and its row of the directory."""
+    name, method = member.name.encode(), _STORED if data is member.data else _DEFLATED
+    stored, plain = size_of(data) + len(member.tail), member.size
     crc32 = zip_checksum(member.data, member.tail) if member.crc32 is None else member.crc32
-    return _ZipEntry(member.name.encode(), method, crc32, size_of(data) + len(member.tail), member.size, offset)
+
+    def common(zip64: bool) -> bytes:
+        version = _NEEDS_ZIP64 if zip64 else _NEEDS_DEFLATE
+        return struct.pack("<HHHHHI", version, _UTF8_NAMES, method, 0, _DATE_1980, crc32)
+
+    large = max(stored, plain) >= _MAX_UINT32  # the two sizes go to ZIP64 together or not at all: readers expect both
+    extra = struct.pack("<HHQQ", 1, 16, plain, stored) if large else b""
+    sizes = (_MAX_UINT32, _MAX_UINT32) if large else (stored, plain)
+    header = common(large) + struct.pack("<IIHH", *sizes, len(name), len(extra)) + name + extra
+    wide = [size for size in (plain, stored, offset) if size >= _MAX_UINT32]
+    extra = struct.pack(f"<HH{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
+    stored, plain, offset = (min(size, _MAX_UINT32) for size in (stored, plain, offset))
+    row = struct.pack("<4sH", b"PK\x01\x02", _CREATOR_UNIX | _NEEDS_ZIP64) + common(bool(wide))
+    row += struct.pack("<IIHHHHHII", stored, plain, len(name), len(extra), 0, 0, 0, _MODE, offset) + name + extra
+    return b"PK\x03\x04" + header, row
 
 
 def zip_checksum(data: Buffer, tail: bytes) -> int:

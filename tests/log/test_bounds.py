@@ -88,7 +88,7 @@ def test_a_schema_and_a_dtype_that_are_nested_deeply(tmp_path: Path) -> None:
 def test_zarr_json_that_is_nested_deeply() -> None:
     for text in (deep(), deep("[", "]"), b"{}", b"[]", b"1"):
         with pytest.raises(CorruptChunkError):
-            ShardView(text).read("x", 0, 1, {})
+            ShardView(text).read_many("x", [(0, 1)], {})
 
 
 def staged(root: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -90,18 +89,12 @@ class WholeAxis(RowsAxis):
 
     whole = True
 
-    @abstractmethod
-    def before_more(self, value: Array, steps: int) -> Array:
-        """The rows of a block which another block of the same segment follows."""
-
     def lay_out(self, parts: Sequence[Array], layout: Layout, arrays: Mapping[str, Array]) -> StoredField:
         order = np.argsort(layout.block_segment, kind="stable")
         segment = layout.block_segment[order]
-        goes_on = np.append(segment[1:] == segment[:-1], False)
-        pieces = [
-            self.before_more(parts[i], int(layout.block_length[i])) if more else parts[i]
-            for i, more in zip(order.tolist(), goes_on.tolist(), strict=True)
-        ]
+        pieces, steps = [parts[i] for i in order.tolist()], layout.block_length[order].tolist()
+        for i in np.flatnonzero(segment[1:] == segment[:-1]).tolist():  # steps of another block follow
+            pieces[i] = self.cut(pieces[i], 0, steps[i], steps[i] + 1)
         rows = np.zeros(len(layout.start), np.int64)
         np.add.at(rows, segment, [len(piece) for piece in pieces])
         return StoredField({self.spec.name: np.concatenate(pieces)}, Extent(np.cumsum(rows) - rows, rows))
@@ -117,9 +110,6 @@ class FreeAxis(WholeAxis):
     def cut(self, value: Array, lo: int, hi: int, steps: int) -> Array:
         """The rows go with the first step, all of them."""
         return value if lo == 0 else value[:0]
-
-    def before_more(self, value: Array, steps: int) -> Array:
-        return value
 
     def locate(self, cuts: Cuts, schema: ShardSchema, known: Mapping[str, Array] | None = None) -> Located:
         """The rows of each segment, once and whole, whichever of its steps are wanted."""
@@ -151,9 +141,6 @@ class OffsetAxis(WholeAxis):
     def cut(self, value: Array, lo: int, hi: int, steps: int) -> Array:
         """Extra rows go with the last step."""
         return value[lo:] if hi == steps else value[lo:hi]
-
-    def before_more(self, value: Array, steps: int) -> Array:
-        return value[:steps]
 
     def locate(self, cuts: Cuts, schema: ShardSchema, known: Mapping[str, Array] | None = None) -> Located:
         """The steps' rows; after the last step the extra ones: the next steps' rows,

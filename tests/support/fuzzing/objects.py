@@ -172,9 +172,8 @@ def mutated_shard(seed: Any, rng: Random) -> tuple[bytes, dict[str, bytes]]:
 
 def read_shard(given: tuple[bytes, dict[str, bytes]]) -> None:
     view = groups.ShardView(given[0])
-    repr(view.attributes)
     for path in view.paths[:5]:
-        attempted(lambda path=path: view.read(path, 0, min(view.describe(path).shape[0], ROWS), given[1]))
+        attempted(lambda path=path: view.read_many(path, [(0, min(view.describe(path).shape[0], ROWS))], given[1]))
 
 
 def read_packed_metadata(data: bytes) -> None:
