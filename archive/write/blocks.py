@@ -172,10 +172,10 @@ def _arrays(schema: ShardSchema, blocks: Sequence[Block], layout: Layout) -> tup
     for spec in sorted(schema.fields, key=lambda spec: bool(spec.next_of)):  # after what they follow
         if spec.axis in NODES:
             continue
-        stored = axis_of(spec).lay_out([b.data[spec.name] for b in blocks], layout, arrays)
-        arrays |= stored.arrays
-        if stored.extent is not None:
-            extents[spec.name] = stored.extent
+        stored, extent = axis_of(spec).lay_out([b.data[spec.name] for b in blocks], layout, arrays)
+        arrays |= stored
+        if extent is not None:
+            extents[spec.name] = extent
     return arrays, extents
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
@@ -23,6 +22,7 @@ from archive.base import (
     Record,
     UsageError,
     cached_property,
+    logger,
     records,
     size,
     stored,
@@ -39,6 +39,10 @@ from resharding.planning.source import SourceBuffer
 
 FORMAT = 1
 _WHAT = "the text of this plan"
+_DROPS = (
+    "the plan of checkpoint %r for %d ranks drops %d of %d steps, of %d episodes (%s); "
+    "plan.dropped_episodes() lists them"
+)
 _MOST_RANKS = 1 << 20  # a plan counts for each
 
 
@@ -82,12 +86,9 @@ class Plan:
         for reason, gone in self.dropped.items():
             if reason == FILTERED:
                 continue
-            logging.getLogger("archive").warning(
-                "the plan of checkpoint %r for %d ranks drops %d of %d steps, of %d episodes (%s); "
-                "plan.dropped_episodes() lists "
-                "them", self.checkpoint.name, self.world_size, gone["steps"],
-                sum(self.steps) + sum(n["steps"] for n in self.dropped.values()), gone["episodes"], reason,
-            )  # fmt: skip
+            every = sum(self.steps) + sum(n["steps"] for n in self.dropped.values())
+            told = self.checkpoint.name, self.world_size, gone["steps"], every, gone["episodes"], reason
+            logger.warning(_DROPS, *told)
 
     @property
     def episodes(self) -> list[int]:

@@ -36,11 +36,8 @@ class Extent(NamedTuple):
     rows: Ints
 
 
-class StoredField(NamedTuple):
-    """A field as it lies in a shard: its array and maybe a companion, by zarr path, and its extent if it needs one."""
-
-    arrays: dict[str, Array]
-    extent: Extent | None = None
+# a field as it lies in a shard: its array and maybe a companion, by zarr path, and its extent if it needs one
+Stored = tuple[dict[str, Array], Extent | None]
 
 
 class Cuts(NamedTuple):
@@ -57,11 +54,8 @@ class Cuts(NamedTuple):
 
     def pick(self, index: Any) -> Cuts:
         """The cuts at these places."""
-        extent = Extent(self.extent.start[index], self.extent.rows[index])
-        return Cuts(
-            self.episode[index], self.segment[index], self.lo[index], self.hi[index], self.more[index],
-            self.start[index], self.length[index], extent,
-        )  # fmt: skip
+        *columns, extent = self
+        return Cuts._make([*(column[index] for column in columns), Extent(*(edge[index] for edge in extent))])
 
 
 class Slices(NamedTuple):
@@ -149,8 +143,8 @@ class Axis(ABC, Generic[V]):
         """The rows of steps [lo, hi) out of those of so many steps."""
 
     @abstractmethod
-    def lay_out(self, parts: Sequence[V], layout: Layout, arrays: Mapping[str, Array]) -> StoredField:
-        """The field in a shard, from its values in each block.
+    def lay_out(self, parts: Sequence[V], layout: Layout, arrays: Mapping[str, Array]) -> Stored:
+        """The field as it lies in a shard, from its values in each block.
 
         arrays: of the fields that are laid out already; those that follow another one (`next_of`) come last.
         """

@@ -10,7 +10,7 @@ import numpy as np
 from archive.arrays import Ints, offsets_of
 from archive.base import CorruptManifestError, show
 from archive.fields import PLACES, Array, ShardSchema
-from archive.fields.axes.axis import Cuts, Extent, Fetched, Layout, Located, Slices, StoredField, empty_rows, end_to_end
+from archive.fields.axes.axis import Cuts, Extent, Fetched, Layout, Located, Slices, Stored, empty_rows, end_to_end
 from archive.fields.axes.rows import StepAxis
 
 _KEPT = "kept"
@@ -22,16 +22,16 @@ class NextOfAxis(StepAxis):
     Of each segment the last row is kept, and those whose bits differ. The companion `PLACES` has the step of each.
     """
 
-    def lay_out(self, parts: Sequence[Array], layout: Layout, arrays: Mapping[str, Array]) -> StoredField:
+    def lay_out(self, parts: Sequence[Array], layout: Layout, arrays: Mapping[str, Array]) -> Stored:
         name = self.spec.name
-        rows = super().lay_out(parts, layout, arrays).arrays[name]
+        rows = super().lay_out(parts, layout, arrays)[0][name]
         start, stop = layout.start, layout.start + layout.length
         keep = _differ_from_next(rows, arrays[self.spec.next_of])
         keep[(stop - 1)[layout.length > 0]] = True
         kept = np.flatnonzero(keep)
         before = offsets_of(keep)
         first, count = before[start], before[stop] - before[start]
-        return StoredField({name: rows[kept], name + PLACES: kept - np.repeat(start, count)}, Extent(first, count))
+        return {name: rows[kept], name + PLACES: kept - np.repeat(start, count)}, Extent(first, count)
 
     def locate(self, cuts: Cuts, schema: ShardSchema, known: Mapping[str, Array] | None = None) -> Located:
         """The next rows of the field followed; of each segment all rows that were kept, and their places."""

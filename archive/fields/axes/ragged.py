@@ -19,7 +19,7 @@ from archive.fields.axes.axis import (
     Layout,
     Located,
     Slices,
-    StoredField,
+    Stored,
     Value,
     empty_rows,
     end_to_end,
@@ -64,7 +64,7 @@ class RaggedAxis(Axis[Ragged]):
         ends = np.concatenate([[0], np.cumsum(value.lengths)])
         return Ragged(value.values[ends[lo] : ends[hi]], value.lengths[lo:hi])
 
-    def lay_out(self, parts: Sequence[Ragged], layout: Layout, arrays: Mapping[str, Array]) -> StoredField:
+    def lay_out(self, parts: Sequence[Ragged], layout: Layout, arrays: Mapping[str, Array]) -> Stored:
         values = np.concatenate([p.values for p in parts])
         lengths = np.concatenate([p.lengths for p in parts])
         if layout.order is not None:
@@ -74,7 +74,7 @@ class RaggedAxis(Axis[Ragged]):
         ends = np.concatenate([[0], np.cumsum(lengths)])
         first = ends[layout.start]
         extent = Extent(first, ends[layout.start + layout.length] - first)
-        return StoredField({self.spec.name: values, self.spec.name + LENGTHS: lengths}, extent)
+        return {self.spec.name: values, self.spec.name + LENGTHS: lengths}, extent
 
     def locate(self, cuts: Cuts, schema: ShardSchema, known: Mapping[str, Array] | None = None) -> Located:
         """The rows and lengths of whole segments, for the lengths say which rows are whose."""

@@ -17,7 +17,7 @@ from archive.fields.axes.axis import (
     Fetched,
     Layout,
     Located,
-    StoredField,
+    Stored,
     empty_rows,
     own_runs,
     stored,
@@ -76,9 +76,9 @@ class StepAxis(RowsAxis):
     def cut(self, value: Array, lo: int, hi: int, steps: int) -> Array:
         return value[lo:hi]
 
-    def lay_out(self, parts: Sequence[Array], layout: Layout, arrays: Mapping[str, Array]) -> StoredField:
+    def lay_out(self, parts: Sequence[Array], layout: Layout, arrays: Mapping[str, Array]) -> Stored:
         rows = end_to_end(parts)
-        return StoredField({self.spec.name: rows if layout.order is None else rows[layout.order]})
+        return {self.spec.name: rows if layout.order is None else rows[layout.order]}, None
 
     def locate(self, cuts: Cuts, schema: ShardSchema, known: Mapping[str, Array] | None = None) -> Located:
         return own_runs(self.spec, cuts.start + cuts.lo, cuts.start + cuts.hi)
@@ -89,7 +89,7 @@ class WholeAxis(RowsAxis):
 
     whole = True
 
-    def lay_out(self, parts: Sequence[Array], layout: Layout, arrays: Mapping[str, Array]) -> StoredField:
+    def lay_out(self, parts: Sequence[Array], layout: Layout, arrays: Mapping[str, Array]) -> Stored:
         order = np.argsort(layout.block_segment, kind="stable")
         segment = layout.block_segment[order]
         pieces, steps = [parts[i] for i in order.tolist()], layout.block_length[order].tolist()
@@ -97,7 +97,7 @@ class WholeAxis(RowsAxis):
             pieces[i] = self.cut(pieces[i], 0, steps[i], steps[i] + 1)
         rows = np.zeros(len(layout.start), np.int64)
         np.add.at(rows, segment, [len(piece) for piece in pieces])
-        return StoredField({self.spec.name: np.concatenate(pieces)}, Extent(np.cumsum(rows) - rows, rows))
+        return {self.spec.name: np.concatenate(pieces)}, Extent(np.cumsum(rows) - rows, rows)
 
 
 class FreeAxis(WholeAxis):
