@@ -15,7 +15,7 @@ from archive import Archive
 from archive.base import ArchiveError, FieldError, IntegrityError, NotFoundError, UsageError
 from archive.checkpoint import Checkpoint
 from archive.fields import Array as Array
-from archive.fields import Path, Schema, flatten, to_path
+from archive.fields import Path, Schema, flatten, lookup, to_path
 from archive.read import Episodes
 
 ROLES = {
@@ -116,14 +116,6 @@ def path_of_role(steps: Mapping[str, Any], role: str, given: str | None) -> Path
             return to_path(name)
     fields = ", ".join("/".join(path) for path, _ in flatten(steps))
     raise FieldError(f"which field has the {role}? There is no {' or '.join(names)}; give {role}=. Fields: {fields}")
-
-
-def lookup(steps: Mapping[str, Any], path: Path) -> Any:
-    """The field, or nest of fields, at that place; None where there is none."""
-    found: Any = steps
-    for key in path:
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found
 
 
 def row(array: Any, length: int, name: str) -> Array:

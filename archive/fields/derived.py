@@ -19,7 +19,7 @@ import numpy as np
 
 from archive.arrays import Ints, spans
 from archive.base import FieldError, UsageError, show
-from archive.fields.nests import Array, mapped
+from archive.fields.nests import Array, lookup, mapped
 from archive.fields.schema import Path, to_path
 
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
@@ -230,7 +230,7 @@ def _parsed(given: Any) -> Derivation:
 
 def put(data: dict[str, Any], derivation: Derivation, value: Any) -> dict[str, Any]:
     """The nest with a derived field in it; what was not derived from is never replaced."""
-    if derivation.name not in derivation.fields and _at(data, derivation.name) is not _ABSENT:
+    if derivation.name not in derivation.fields and lookup(data, derivation.name, _ABSENT) is not _ABSENT:
         raise FieldError(
             f"the steps have a field {show(derivation.name)!r} already; give the derived one another name with as_name="
         )
@@ -240,16 +240,8 @@ def put(data: dict[str, Any], derivation: Derivation, value: Any) -> dict[str, A
 _ABSENT = object()
 
 
-def _at(nest: Any, path: Path) -> Any:
-    for key in path:
-        if not isinstance(nest, Mapping) or key not in nest:
-            return _ABSENT
-        nest = nest[key]
-    return nest
-
-
 def _found(data: Any, path: Path) -> Any:
-    value = _at(data, path)
+    value = lookup(data, path, _ABSENT)
     if value is _ABSENT:
         raise FieldError(f"the data has no field {show(path)!r} to derive from; read it as well")
     return value

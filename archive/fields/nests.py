@@ -93,6 +93,15 @@ def unflatten(leaves: Mapping[Path, Any]) -> dict[str, Any]:
     return out
 
 
+def lookup(nest: Any, path: Path, absent: Any = None) -> Any:
+    """The field, or nest of fields, at a place of a nest; `absent` where there is none."""
+    for key in path:
+        if not isinstance(nest, Mapping) or key not in nest:
+            return absent
+        nest = nest[key]
+    return nest
+
+
 @overload
 def mapped(nest: Mapping[Any, Any], change: Callable[[Any], Any]) -> dict[Any, Any]: ...
 @overload

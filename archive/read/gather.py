@@ -14,7 +14,7 @@ import numpy as np
 
 from archive.arrays import Ints, Pieces, fresh, group_of, offsets_of, spans
 from archive.base import UsageError, thread_pool
-from archive.fields import Array, Path, Ragged, dtypes, unflatten
+from archive.fields import Array, Path, Ragged, dtypes, lookup, unflatten
 from archive.fields.axes import empty_rows
 from archive.read import sizes
 from archive.read.chunks import ChunkStore, Counts, DiskCache, RowsWanted, Segments, Want, as_disk_cache
@@ -145,7 +145,7 @@ class Batcher:
             found = self._reader.read(
                 self._episodes.pick(numbers).spans(), Selection(list(others), self._selection.missing)
             )
-            out |= {path: [_at(data, path) for data in found] for path in others}
+            out |= {path: [lookup(data, path) for data in found] for path in others}
         return unflatten(out)
 
     def _locate(self, numbers: Ints, starts: Ints, length: int) -> StepPlaces:
@@ -203,7 +203,7 @@ class Batcher:
         steps = length or 1
         spans = self._episodes.pick(numbers).spans().cut(starts, starts + steps)
         found = self._reader.read(spans, Selection(list(paths), self._selection.missing))
-        return {path: _batch([_at(data, path) for data in found], steps, length is None) for path in paths}
+        return {path: _batch([lookup(data, path) for data in found], steps, length is None) for path in paths}
 
     def load(self, numbers: Ints, starts: Ints, length: int, wanted: Callable[[], bool] = lambda: True) -> Counts:
         """Bring the chunks of these steps into the cache, as far as they fit; stops early once `wanted` says no."""
@@ -404,12 +404,6 @@ class Gather:
 
 def _single(wants: Iterable[Want]) -> list[RowsWanted]:
     return [want.single_rows() for want in wants]
-
-
-def _at(data: Any, path: Path) -> Any:
-    for key in path:
-        data = data[key]
-    return data
 
 
 def _batch(values: list[Any], steps: int, flat: bool) -> Any:

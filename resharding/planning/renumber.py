@@ -9,7 +9,7 @@ import numpy as np
 
 from archive.arrays import Ints
 from archive.base import FieldError, show
-from archive.fields import Path, Ragged, ShardSchema
+from archive.fields import Path, Ragged, ShardSchema, lookup
 
 Roles = dict[Path, str]
 
@@ -20,18 +20,11 @@ def roles_of(schema: ShardSchema) -> Roles:
     return {schema.by_name[name].path: role for name, role in names if name in schema.by_name}
 
 
-def _nest_of(data: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The nest in which the field of a path is, if it is there."""
-    for key in path[:-1]:
-        data = data.get(key, {})
-    return data
-
-
 def renumber(data: dict[str, Any], roles: Roles, env: int, place: int, name: str) -> None:
     """Every value of an id field becomes the env row `env` (unless there is none: -1), or the trajectory's new id:
     `place` in fields of numbers, `name` in fields of text."""
     for path, role in roles.items():
-        inner = _nest_of(data, path)
+        inner = lookup(data, path[:-1], {})
         number, text = (env, str(env)) if role == "env_id" else (place, name)
         if path[-1] in inner and number >= 0:
             inner[path[-1]] = _filled(inner[path[-1]], number, text, path)
@@ -41,7 +34,7 @@ def renumber_rows(batch: dict[str, Any], roles: Roles, env: Ints, place: Ints, n
     """Do the same to a batch of which item i is of the episode of env row env[i], place[i] and names[i]; where the
     env row or the place is -1, the old id stays."""
     for path, role in roles.items():
-        inner = _nest_of(batch, path)
+        inner = lookup(batch, path[:-1], {})
         numbers, texts = (env, list(map(str, env.tolist()))) if role == "env_id" else (place, list(names))
         if path[-1] in inner:
             inner[path[-1]] = _filled_rows(inner[path[-1]], numbers, texts, path)

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from archive.adapters import lookup
 from archive.adapters.alf import LAST
 from archive.base import FieldError, UsageError
-from archive.fields import Array, Path, flatten, leaves, unflatten
+from archive.fields import Array, Path, flatten, leaves, lookup, unflatten
 
 Leaves = dict[Path, Array]
 NOT_SEEN = ("reward", "done", "terminated", "truncated")

@@ -16,7 +16,6 @@ from archive.adapters import (
     about_of,
     archive_dataset,
     episodes_of,
-    lookup,
     path_of_role,
     reading,
     role_of,
@@ -24,7 +23,7 @@ from archive.adapters import (
 )
 from archive.base import FieldError, NotFoundError, UsageError, show
 from archive.checkpoint import Checkpoint
-from archive.fields import Path, Schema, flatten, to_path
+from archive.fields import Path, Schema, flatten, lookup, to_path
 from archive.read import Episode
 
 INSTALL = "'minari[hdf5]'"
