@@ -221,11 +221,6 @@ class WindowDataset(EpisodeDataset):
     def steps_per_item(self) -> float:
         return self.stride
 
-    def place(self, index: int) -> tuple[int, int]:
-        """(number of the episode, first step) of a window."""
-        numbers, starts, _ = self.places(checked([index], len(self)))
-        return int(numbers[0]), int(starts[0])
-
     def places(self, items: Ints) -> tuple[Ints, Ints, Ints]:
         numbers = group_of(self._offsets, items)
         starts = (items - self._offsets[numbers]) * self.stride

@@ -73,7 +73,7 @@ class Order:
 class Positions:
     """Positions as sorted runs [start, stop) that do not touch."""
 
-    def __init__(self, starts: Iterable[int] = (), stops: Iterable[int] = ()) -> None:
+    def __init__(self, starts: Iterable[int], stops: Iterable[int]) -> None:
         self.starts, self.stops = merge_runs(np.array(list(starts), np.int64), np.array(list(stops), np.int64))
 
     def __len__(self) -> int:

@@ -24,7 +24,7 @@ from archive.datasets.batches import collate as collated
 from archive.datasets.datasets import EpisodeDataset, fetch
 from archive.datasets.epochs import Epoch, InEpochs
 from archive.datasets.streams import READ_ITEMS, StreamDataset
-from archive.fields import Ragged, mapped
+from archive.fields import Ragged
 from archive.shard import codecs
 
 _REFUSED = ("sampler", "batch_sampler", "collate_fn", "drop_last", "persistent_workers", "in_order")
@@ -215,14 +215,15 @@ class Sender:
         """The batch as Packed; itself where no block is free, or it is no nest of tensors."""
         slot = self._next_slot()
         block, new = self._blocks.get(slot, _NOTHING), None
-        layout, size = _layout(batch, self._used, block)
+        layout, moved, size = _laid_out(batch, self._used, block)
         self._slot, self._used = None, 0
         if not isinstance(batch, dict) or not 0 < size <= MAX_BLOCK_BYTES or slot < 0:
             return batch
         if len(block) < size:
-            layout, size = _layout(batch, 0, _NOTHING)
+            layout, moved, size = _laid_out(batch, 0, _NOTHING)
             block = new = self._blocks[slot] = _shared(torch.empty(size, dtype=torch.uint8))
-        _write(batch, layout, block)
+        for tensor, place in moved:
+            _view(place, block).copy_(tensor.detach())
         self._held[slot] = 1
         return Packed(self._worker, slot, new, layout)
 
@@ -252,7 +253,7 @@ class Receiver:
         release = weakref.finalize(memory, _release, self._held, key, os.getpid())
         release.atexit = False
         block = torch.from_numpy(memory)
-        return mapped(sent.nest, lambda leaf: _read(leaf, block))
+        return _each(sent.nest, lambda leaf: _view(leaf, block) if isinstance(leaf, _Leaf) else leaf)
 
 
 def _release(held: Any, key: tuple[int, int], pid: int) -> None:
@@ -260,49 +261,36 @@ def _release(held: Any, key: tuple[int, int], pid: int) -> None:
         held[key] = 0
 
 
-def _layout(batch: Any, start: int, block: torch.Tensor) -> tuple[Any, int]:
-    """The nest with its tensors' places, and where the last one ends; those that lie in the block stay where they are,
-    others come from `start` on."""
-    if isinstance(batch, dict):
-        out = {}
-        for key, value in batch.items():
-            out[key], start = _layout(value, start, block)
-        return out, start
-    if isinstance(batch, Ragged):
-        values, start = _layout(batch.values, start, block)
-        lengths, start = _layout(batch.lengths, start, block)
-        return Ragged(values, lengths), start
-    if type(batch) is not torch.Tensor or batch.layout is not torch.strided or batch.device.type != "cpu":
-        return batch, start
-    shape = tuple(batch.shape)
-    within = batch.data_ptr() - block.data_ptr()
-    if 0 <= within < len(block) and batch.is_contiguous():
-        return _Leaf(batch.dtype, shape, within), max(start, within + batch.nbytes)
-    offset = _aligned(start)
-    return _Leaf(batch.dtype, shape, offset), offset + batch.nbytes
+def _laid_out(batch: Any, start: int, block: torch.Tensor) -> tuple[Any, list[tuple[torch.Tensor, _Leaf]], int]:
+    """The nest with its tensors' places, those that are to be copied there, and where the last place ends. Tensors that
+    lie in the block stay where they are, others come from `start` on."""
+    moved: list[tuple[torch.Tensor, _Leaf]] = []
+    end = start
+
+    def place(leaf: Any) -> Any:
+        nonlocal end
+        if type(leaf) is not torch.Tensor or leaf.layout is not torch.strided or leaf.device.type != "cpu":
+            return leaf
+        within = leaf.data_ptr() - block.data_ptr()
+        there = 0 <= within < len(block) and leaf.is_contiguous()
+        found = _Leaf(leaf.dtype, tuple(leaf.shape), within if there else _aligned(end))
+        if not there:
+            moved.append((leaf, found))
+        end = max(end, found.offset + leaf.nbytes)
+        return found
+
+    return _each(batch, place), moved, end
+
+
+def _each(nest: Any, change: Callable[[Any], Any]) -> Any:
+    """The nest with each leaf, also those of a Ragged, as `change` makes it."""
+    if isinstance(nest, dict):
+        return {key: _each(value, change) for key, value in nest.items()}
+    return Ragged(*(_each(part, change) for part in nest)) if isinstance(nest, Ragged) else change(nest)
 
 
 def _aligned(start: int) -> int:
     return -(-start // _ALIGNMENT) * _ALIGNMENT
-
-
-def _write(batch: Any, layout: Any, block: torch.Tensor) -> None:
-    if isinstance(batch, dict):
-        for key, value in batch.items():
-            _write(value, layout[key], block)
-    elif isinstance(batch, Ragged):
-        for part, place in zip(batch, layout, strict=True):
-            _write(part, place, block)
-    elif isinstance(layout, _Leaf):
-        place = _view(layout, block)
-        if place.data_ptr() != batch.data_ptr():
-            place.copy_(batch.detach())
-
-
-def _read(layout: Any, block: torch.Tensor) -> Any:
-    if isinstance(layout, Ragged):
-        return Ragged(*(_read(part, block) for part in layout))
-    return _view(layout, block) if isinstance(layout, _Leaf) else layout
 
 
 def _view(leaf: _Leaf, block: torch.Tensor) -> torch.Tensor:

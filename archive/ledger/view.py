@@ -262,18 +262,12 @@ class LedgerView(LedgerQueries):
         """The number of keys that were drawn and neither trained on nor dropped."""
         return LedgerRows(*self._seen()).in_flight
 
-    def taken_back(self, fresh: pa.Table) -> set[str]:
-        """Ids of the episodes that the session has trained on itself, and that count as sealed, as its weights do not
-        know of it. fresh: rows of its own that are to be committed next."""
-        found = self._seen(fresh=fresh)
-        own = _those(found[1], places_of(found[1]["session"], [self._session]) == 0)
-        return set(LedgerRows(*found).awaited(own).to_pylist()) if own.num_rows else set()
-
     def _seen(
         self, columns: Sequence[str] | None = _FOLDED, fresh: pa.Table | None = None
     ) -> tuple[pa.Table, pa.Table, Mapping[str, Collection[int]]]:
         """The rows that the session sees, in order; those "trained" that do not count for it; and the ranks of the
-        sessions that it sees, as far as they are known, oldest first. columns: all if None."""
+        sessions that it sees, as far as they are known, oldest first. columns: all if None. fresh: rows of its own
+        that are to be committed next."""
         import pyarrow as pa
 
         commit = self._commit
@@ -377,8 +371,13 @@ def left_in_flight(storage: Storage, head: Commit, name: str, run: str) -> int:
 def taken_back(storage: Storage, commit: Commit, session: str, trained: Sequences, fresh: pa.Table) -> set[str]:
     """Ids of the episodes, of all ledgers, that a session has trained on, and that count as sealed, as its weights know
     of its rows "trained" below these numbers alone. fresh: rows of its own that are to be committed next."""
-    every = {*names(storage, commit), *distinct(fresh["ledger"])}
-    return set().union(*(LedgerView(storage, commit, name, session, None, trained).taken_back(fresh) for name in every))
+    out: set[str] = set()
+    for name in {*names(storage, commit), *distinct(fresh["ledger"])}:
+        rows, undone, worlds = LedgerView(storage, commit, name, session, None, trained)._seen(fresh=fresh)
+        own = _those(undone, places_of(undone["session"], [session]) == 0)
+        if own.num_rows:
+            out |= set(LedgerRows(rows, undone, worlds).awaited(own).to_pylist())
+    return out
 
 
 def _distinct(storage: Storage, commit: Commit, column: str) -> list[str]:
