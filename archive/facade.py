@@ -3,38 +3,110 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from archive.base import MissingObjectError, NotFoundError, UsageError, one_line
 from archive.fields import Schema
-from archive.log import DEFAULT_RUN, Commit, Commits, check_exclusive, commits, place
+from archive.index import EpisodeIndex, Snapshot
+from archive.log import (
+    DEFAULT_RUN,
+    About,
+    Commit,
+    CommitLog,
+    Commits,
+    Place,
+    check_exclusive,
+    commits,
+    place,
+)
 from archive.observe import operation
 from archive.store import IOStats, Storage
 from archive.tables import distinct
-from archive.upkeep import Upkeep
 
 # imported where they are used: who lists shards waits for no reader, who reads for no writer
 if TYPE_CHECKING:
-    from archive.checkpoint import Checkpoints, Keep, Runs
+    from datetime import timedelta
+
+    import pyarrow as pa
+
+    from archive.checkpoint import Checkpoint, Checkpoints, Keep, Runs
+    from archive.journal import Tails
     from archive.ledger import LedgerView
-    from archive.maintain import ArchiveInfo
-    from archive.read import Episodes
+    from archive.maintain import ArchiveInfo, ForgetPlan, Progress, PrunePlan, Tag, Tags, Usage
+    from archive.read import Episodes, Reader
     from archive.view import Viewer
     from archive.views import reports
+    from archive.write import Resume
     from archive.writer import Writer
 
 _checked: set[tuple[int, str]] = set()  # (pid, archive id) of stores known to be exclusive
 
 
-class Archive(Upkeep):
+class Archive:
     """Trajectories under one root. As of one commit: `refresh()` goes to the newest,
-    and so do commits made through it."""
+    and so do commits made through it.
+
+    storage: the store in which it lies.  index: the episodes as of the commit, as columns.  pinned: true if it was
+    opened at a commit, and stays there.
+    """
+
+    def __init__(
+        self, storage: Storage, about: About, raw: bytes, head: Commit, *, pinned: bool, single_writer: bool
+    ) -> None:
+        self.storage = storage
+        self.pinned = pinned
+        self.index = EpisodeIndex(Snapshot(storage, head, read_only=pinned))
+        self._about = about
+        self._raw = raw
+        self._single_writer = single_writer
+        self._reader: Reader | None = None
+
+    @property
+    def url(self) -> str:
+        return self.storage.url
+
+    @property
+    def id(self) -> str:
+        return self._about.id
+
+    @property
+    def layout(self) -> str:
+        return self._about.layout
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The segments table as of this commit."""
+        return self.index.snapshot
+
+    @property
+    def head(self) -> Commit:
+        """The commit that this shows."""
+        return self.index.snapshot.commit
+
+    def _log(self) -> CommitLog:
+        """The log to which commits are added; UsageError in an archive that was opened at a commit."""
+        if self.pinned:
+            raise UsageError(
+                f"this archive was opened at commit {self.head.number} and is read only; open it without commit="
+            )
+        return CommitLog(self.storage, self.id, self.head)
+
+    def _committed(self, head: Commit) -> None:
+        """Show this commit, if it is newer than what is shown."""
+        if head.number > self.head.number:
+            self.index = self.index.as_of(head)
+            self._reader = None
+
+    def __reduce__(self) -> Any:
+        made = partial(type(self), pinned=self.pinned, single_writer=self._single_writer)
+        return made, (self.storage, self._about, self._raw, self.head)
 
     @property
     def commits(self) -> Commits:
         """The commits, oldest first."""
-        return Commits(self._storage, self._head)
+        return Commits(self.storage, self.head)
 
     @property
     def checkpoints(self) -> Checkpoints:
@@ -42,7 +114,7 @@ class Archive(Upkeep):
         `["step-1000"]` are its own."""
         from archive.checkpoint import Checkpoints
 
-        return Checkpoints(self._storage, self._head, later=self.snapshot.later)
+        return Checkpoints(self.storage, self.head, later=self.snapshot.later)
 
     @property
     def runs(self) -> Runs:
@@ -58,42 +130,40 @@ class Archive(Upkeep):
 
         if self._reader is None:
             self._reader = Reader(self.snapshot)
-        return Episodes(self._reader, self._index)
+        return Episodes(self._reader, self.index)
 
     @property
     def ledgers(self) -> list[str]:
         """The names of the ledgers of prompts, as of this commit."""
         from archive.ledger import names
 
-        return names(self._storage, self._head)
+        return names(self.storage, self.head)
 
     def ledger(self, name: str, run: str = DEFAULT_RUN) -> LedgerView:
         """A view of what has become of prompts, as the newest session of a run sees it: `to_reissue()`, `to_train()`,
         `counts`, `table`, `rows`."""
         from archive.ledger import of_run
 
-        return of_run(self._storage, self._head, name, run)
+        return of_run(self.storage, self.head, name, run)
 
     def refresh(self) -> Archive:
         """Show the newest commit."""
-        if self._pinned:
-            raise UsageError(
-                f"this archive was opened at commit {self._head.number}; open it without commit= to follow it"
-            )
-        head = self._head
-        self._committed(commits.newest_after(self._storage, head) if head.number else commits.newest(self._storage))
+        head = self.head
+        if self.pinned:
+            raise UsageError(f"this archive was opened at commit {head.number}; open it without commit= to follow it")
+        self._committed(commits.newest_after(self.storage, head) if head.number else commits.newest(self.storage))
         return self
 
     def at(self, commit: int | str) -> Archive:
         """The same archive as of a commit (its number, or a tag), read only; NotFoundError if there is none."""
-        head = at_commit(self._storage, commit)
-        return Archive(self._storage, self._about, self._raw, head, pinned=True, single_writer=self._single_writer)
+        head = at_commit(self.storage, commit)
+        return Archive(self.storage, self._about, self._raw, head, pinned=True, single_writer=self._single_writer)
 
     def check_writable(self) -> None:
         """Make sure that one may write here, by creating what is there already: one request. UsageError in an archive
         that was opened at a commit, AccessDeniedError where the credentials may not."""
         self._log()
-        check_exclusive(self._storage, self._raw, single_writer=self._single_writer)
+        check_exclusive(self.storage, self._raw, single_writer=self._single_writer)
         if not self._single_writer:  # which is no proof for those who come later
             _checked.add((os.getpid(), self.id))
 
@@ -143,12 +213,17 @@ class Archive(Upkeep):
             if start is not None:
                 rank, world_size, run = start.rank, start.world_size, start.run
             who = place(rank, world_size, DEFAULT_RUN if run is None else run, session)
-            forgets = self._forgets(log, who, keep, forget)
+            forgets = None
+            if forget is not None:
+                from archive.maintain import forget as forgetting
+
+                forgetting.check_writer(log.head, who.run, keep, forget)
+                forgets = forgetting.after_checkpoint(self.storage, self.id, who, forget)
             if (os.getpid(), self.id) not in _checked:
                 self.check_writable()
             made = Writer(
-                self._storage, log, who, schema or Schema(), self.layout, compression, self._committed, start, keep,
-                chunk_bytes, forgets, journal_s, partial(self._take_over, log, who, start),
+                self.storage, log, who, schema or Schema(), self.layout, compression, self._committed, start, keep,
+                chunk_bytes, forgets, journal_s, partial(_take_over, log, who, start),
             )  # fmt: skip
         if start is not None:
             resumption.tell(start, self.io_stats() - before, done.seconds)
@@ -156,12 +231,12 @@ class Archive(Upkeep):
 
     def io_stats(self) -> IOStats:
         """Requests and bytes so far; subtract two to know what was between them."""
-        return self._storage.stats.snapshot()
+        return self.storage.stats.snapshot()
 
     @property
     def manifest_urls(self) -> list[str]:
         """URLs of the Parquet files that make up the segments table (for DuckDB, say)."""
-        return [self._storage.full_url(f.path) for f in self._head.files("segments")]
+        return [self.storage.full_url(f.path) for f in self.head.files("segments")]
 
     @property
     def shards(self) -> list[str]:
@@ -171,13 +246,13 @@ class Archive(Upkeep):
     def shard_url(self, shard: int | str) -> str:
         """A URL that `zarr.open_group(url, mode="r", storage_options=...)` opens; a shard by number or key."""
         key = self.shards[shard] if isinstance(shard, int) else shard
-        url = self._storage.full_url(key)
+        url = self.storage.full_url(key)
         return f"zip::{url}" if key.endswith(".zip") else url
 
     @property
     def about(self) -> dict[str, Any]:
         """A few words of what it is, for people."""
-        about = {"url": self.url, "commit": self._head.number, "layout": self.layout, "shards": len(self.shards)}
+        about = {"url": self.url, "commit": self.head.number, "layout": self.layout, "shards": len(self.shards)}
         return {**about, "uncompressed": self.episodes.size_told}
 
     @property
@@ -202,15 +277,226 @@ class Archive(Upkeep):
         return reports.archive(self.url, self.about, self.runs.about, saved, found.table, found.fields)
 
     def __repr__(self) -> str:
-        return one_line(f"<Archive {self.url} at commit {self._head.number}>")
+        return one_line(f"<Archive {self.url} at commit {self.head.number}>")
+
+    # -- what one does to it beside writing ------------------------------------------------------------------------
+
+    @property
+    def usage(self) -> Usage:
+        """The room that the archive takes on its store, in bytes and objects: live, held by checkpoints alone,
+        forgettable, prunable. Reads tables and lists all objects; no data."""
+        from archive.maintain import usage
+
+        return usage(self.storage, self.head)
+
+    def tails(self, run: str = DEFAULT_RUN) -> Tails:
+        """The tails of a run: what its newest session has journaled beyond its newest checkpoint, rank by rank, and why
+        each ends: `print(arc.tails("main"))`. Reads the objects, a request each; adopts nothing."""
+        from archive.journal import tails
+
+        return tails.of_run(self.storage, self.head, run)
+
+    def recover(self, run: str = DEFAULT_RUN) -> Checkpoint | None:
+        """Commit a checkpoint with all that a run's newest session has journaled beyond its newest one: this one or,
+        where nothing was journaled, the newest whole one. None if there is neither, as when a job starts for the first
+        time. Where the newest was saved without its buffers, it gets those that the session saved, or went on from,
+        before.
+
+        Any number of processes may do it at once. It ends no session: call it once the job is dead, as what it writes
+        afterwards is left behind when the next one begins.
+        """
+        from archive.checkpoint import Checkpoints
+        from archive.journal import recover
+
+        log = self._log()
+        made = recover(log, run)
+        self._committed(log.head)
+        every = Checkpoints(self.storage, self.head, run, self.index.snapshot.later)
+        return every.newest() if made is None else every.at_commit(made.number)
+
+    @property
+    def tags(self) -> Tags:
+        """Name -> tag, as of this commit: `arc.tags["paper"].commit`."""
+        from archive.maintain import Tags
+
+        return Tags(self.storage, self.head)
+
+    def tag(self, name: str, what: Checkpoint | int | None = None, *, by: str | None = None) -> Tag:
+        """Name a checkpoint, or a commit by its number (None: the newest), for `archive.open(url, commit=name)`.
+
+        A tag stays what it is (AlreadyExistsError), and what it names is kept: nothing of it is forgotten or pruned.
+        Where forgetting went over a checkpoint since, the tag names the newest commit, which still has it. LetGoError
+        for what was let go of already.
+        """
+        from archive.maintain import tags
+
+        self._committed(tags.add(self._log(), name, what, by))
+        return tags.Tags(self.storage, self.head)[name]
+
+    def forget(
+        self, keep: Keep | None = None, episodes: str | None = None, where: Any = None, ids: Any = None,
+        run: str | None = None, redact: bool = False, dry_run: bool = True,
+    ) -> ForgetPlan:  # fmt: skip
+        """Plan to let go of checkpoints and episodes; `.commit()` on the plan, or dry_run=False, does it.
+
+        keep: which checkpoints stay (each run by itself); None: all.  episodes: "unreferenced": those go that no
+        checkpoint that stays holds; "superseded": what newer revisions, or a resume, have taken the place of; None:
+        none go but by where and ids.  where: a condition as of `episodes.filter(where=)`.  ids: of episodes. With
+        `episodes`, both narrow what may go.  run: nothing of other runs goes.
+
+        redact: nothing of these ids may be left, as somebody's data must go: shards that hold other episodes, too, are
+        written anew without them, and a prune deletes the rest. UsageError from `.commit()`, with nothing done, as long
+        as a checkpoint, a tag, a running session or another archive needs something of them: the plan's `obstacles`.
+
+        It is one commit, which deletes nothing: `undo()` brings all back, until it is pruned. Whatever is asked, these
+        stay: the newest whole checkpoint of each run (and the newest with its buffers), what the newest session of a
+        run went on from and has written since, what tags name, what other archives refer to, and episodes that a
+        checkpoint that stays holds. The plan says why each stays.
+
+        UsageError if the policy says nothing, or wants none of the checkpoints. The plan's `.commit()` raises
+        ConflictError if by then something else would go than it says.
+        """
+        from archive.maintain import Redaction, asked
+        from archive.maintain import forget as forgetting
+
+        found = asked(keep, episodes, where, ids, run, redact=redact)
+        redaction = Redaction(self.storage, self.layout, found.ids or ()) if redact else None
+        planned = forgetting.plan(self._log(), found, self._committed, redaction)
+        return planned if dry_run else planned.commit()
+
+    def undo(self) -> Self:
+        """Bring back what the newest `forget` let go of that is not undone yet, by one more commit; what came since
+        stays.
+
+        UsageError if there is none; ConflictError if something of it was pruned, or a compaction, a merge or a restore
+        came between.
+        """
+        from archive.maintain import undo
+
+        self._committed(undo(self._log()))
+        return self
+
+    @property
+    def forgotten_last(self) -> Commit:
+        """The commit that `undo()` would bring back; UsageError if there is none."""
+        from archive.maintain import to_undo
+
+        return to_undo(self._log())
+
+    def restore(self, commit: int) -> Self:
+        """Make the archive as it was as of this commit, by one more; what came since is forgotten. Tags stay.
+
+        Writers that are open now can no longer commit. ConflictError if something of it was pruned.
+        """
+        from archive.maintain import restore
+
+        self._committed(restore(self._log(), commit))
+        return self
+
+    @property
+    def labels(self) -> pa.Table:
+        """The history of labels, oldest first: episode_id, key, value (JSON; null: taken back), by,
+        created_at, commit. What counts of it is in `arc.episodes.table` and `ep.labels`."""
+        from archive.index import labels
+
+        return self.index.snapshot.later.labels.select(labels.TOLD)
+
+    def label(self, said: Mapping[str, Mapping[str, Any]], *, by: str | None = None) -> Self:
+        """Say something of episodes, by id: `arc.label({"id": {"success": True, "quality": 0.9}}, by="anna")`.
+
+        Values are JSON: a bool, number or string, a list or dict; None takes a label back. Of each key the newest
+        counts, the others stay in `arc.labels`. NotFoundError if there is no episode of some id; then nothing is said
+        of any. One small object and a commit, beside running writers.
+        """
+        from archive.read import notes
+
+        self._committed(notes.label(self._log(), self.index, said, by))
+        return self
+
+    @property
+    def late_fields(self) -> pa.Table:
+        """The history of added fields, oldest first: a row for each run of steps. fields,
+        session, buffer, rank, env_id, position, length, dropped, provenance (JSON), by, created_at, commit."""
+        from archive.read import notes
+
+        return self.index.snapshot.later.late.select(notes.TOLD)
+
+    def add_fields(
+        self, fields: Mapping[Any, Mapping[str, Any]], *, provenance: Any = None, by: str | None = None
+    ) -> Self:  # fmt: skip
+        """Give steps fields that come after the fact: `arc.add_fields({"advantage": {"episode id": rows}})`.
+
+        Each is an array of one row a step of the episode; "judge/score" lies within "judge". Of a field that is given
+        twice the newest rows count, also over those that were written with the steps: a relabelled reward. They are
+        read, sampled and passed on like any field; steps without it are read as `missing=` says. provenance: what made
+        them, as JSON (function, version, weights); by: who.
+
+        They are written as shards of their own, with a commit, beside running writers; none that is there is written
+        again. NotFoundError for an unknown id, FieldError for rows that are not the episode's: then nothing is added.
+        """
+        from archive.read import notes
+
+        self._committed(notes.add(self._log(), self.index, fields, provenance, by))
+        return self
+
+    def drop_fields(self, names: Sequence[Any]) -> Self:
+        """Take fields that were added away from all steps again: `arc.drop_fields(["advantage"])`. What the steps were
+        written with under that name shows again. FieldError if nobody added a field of some name."""
+        from archive.read import notes
+
+        self._committed(notes.drop(self._log(), names))
+        return self
+
+    def prune(
+        self, older_than: str | timedelta = "24h", dry_run: bool = True, *, force: bool = False,
+        per_second: float | None = None, progress: Progress | None = None,
+    ) -> PrunePlan:  # fmt: skip
+        """Plan to delete objects that nothing needs any more; `.commit()` on the plan, or dry_run=False, does it.
+
+        Those go that were forgotten, and what crashes have left behind, if that is older than `older_than`, by the
+        store's clock (never this machine's): a number with w, d, h, m or s. Once something was forgotten and that is
+        older, what only commits before it need goes, too: they can no longer be opened in full, nor can it be undone.
+        An archive in which nothing was forgotten keeps all that a commit ever named.
+
+        Never commits; what the newest commit, tags or other archives need; what commits since the last forgetting need;
+        what a session has put that may still commit. Writers and readers may go on meanwhile: who comes to commit what
+        was deleted gets LetGoError, with nothing committed. The plan says why each stays, and whether the bucket keeps
+        what is deleted. Killed in between, the next prune goes on; run again it does nothing.
+
+        force: permits less than an hour, if nobody else uses the archive.  per_second: delete at most so many.
+        progress: told (objects deleted, of how many).
+        """
+        from archive.base import seconds_of
+        from archive.maintain import prune
+
+        planned = prune.plan(self._log(), seconds_of(older_than, "older_than"), self._committed, force=force)
+        return planned if dry_run else planned.commit(per_second=per_second, progress=progress)
 
 
 def at_commit(storage: Storage, commit: int | str) -> Commit:
     """A commit by its number, or a tag; NotFoundError if there is none."""
     if isinstance(commit, str):
-        from archive.maintain import tags
-    number = tags.opened_at(storage, commit) if isinstance(commit, str) else commit
+        from archive.maintain import Tags
+
+        commit = Tags(storage, commits.newest(storage))[commit].commit
     try:
-        return commits.read(storage, number)
+        return commits.read(storage, commit)
     except MissingObjectError as e:
-        raise NotFoundError(f"the archive at {storage.url} has no commit {number}") from e
+        raise NotFoundError(f"the archive at {storage.url} has no commit {commit}") from e
+
+
+def _take_over(log: CommitLog, who: Place, start: Resume | None) -> None:
+    """Before a session is opened: end the journal of the one whose place it takes. What that one has journaled is
+    recovered or, where the new one goes on from a checkpoint, is told of if it goes beyond that."""
+    entry = log.head.runs.get(who.run)
+    if entry is None or not entry.journal:
+        return
+    from archive.journal import leave_behind, recover, tails
+
+    if start is None:
+        recover(log, who.run)
+    left = tails.end(log, who)
+    if left and start is None:
+        recover(log, who.run)
+    elif left and start is not None:
+        leave_behind(log.storage, log.head, who.run, left, start.checkpoint)

@@ -62,7 +62,11 @@ def open(
     """
     storage = _connected(url, storage_options, single_writer, deadline_s)
     storage.allowed_bases = as_allowed(allow_bases)
-    with storage.meanwhile(lambda cancelled: _listed(storage, commit, cancelled)) as listed:
+
+    def first_listed(cancelled: threading.Event) -> list[int]:
+        return [] if commit is not None else commits.first_numbers(storage, cancelled)
+
+    with storage.meanwhile(first_listed) as listed:
         found = about.find(storage)
         if found is None:
             if not create or commit is not None:
@@ -80,10 +84,6 @@ def open(
     return Archive(storage, *found, head, pinned=commit is not None, single_writer=single_writer)
 
 
-def _listed(storage: Storage, commit: int | str | None, cancelled: threading.Event) -> list[int]:
-    return [] if commit is not None else commits.first_numbers(storage, cancelled)
-
-
 def _connected(
     url: Any, storage_options: Mapping[str, Any] | None, single_writer: bool, deadline_s: float | None
 ) -> Storage:
@@ -94,10 +94,9 @@ def _connected(
 
 
 def _check_same(storage: Storage, about: About, head: Commit) -> None:
-    theirs = head.archive
-    if head.number and theirs != about.id:
+    if head.number and head.archive != about.id:
         raise CorruptCommitError(
             f"commit {head.number} at {storage.full_url(layout.commit_key(head.number))} belongs to archive "
-            f"{theirs!r:.40}, {layout.ARCHIVE_KEY} names {about.id!r:.40}: one of them is damaged or comes from "
+            f"{head.archive!r:.40}, {layout.ARCHIVE_KEY} names {about.id!r:.40}: one of them is damaged or comes from "
             "elsewhere; run `archive repair`"
         )

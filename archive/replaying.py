@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -47,22 +47,18 @@ class Replay:
         return map(self._replayed, self._batches)
 
     def _replayed(self, batch: TrainedBatch) -> Replayed:
-        return Replayed(batch.step, batch.at, batch.keys, self._every[self._places(batch.episodes)])
-
-    def _places(self, names: Sequence[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The places of these episodes among all; NotFoundError if one is gone."""
+        """The rollouts of one step; NotFoundError if an episode of them is gone."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        wanted = pa.array(names, pa.string())
-        found = pc.index_in(wanted, value_set=self._every.table["episode_id"].combine_chunks())
+        every = self._every.table["episode_id"].combine_chunks()
+        found = pc.index_in(pa.array(batch.episodes, pa.string()), value_set=every)
         if found.null_count:
-            lost = names[found.to_pylist().index(None)]
+            lost = batch.episodes[found.to_pylist().index(None)]
             raise NotFoundError(
                 f"episode {lost!r}, which was trained on, is no longer in the archive: it was forgotten"
             )
-        places: np.ndarray[Any, np.dtype[np.int64]] = found.to_numpy().astype(np.int64)
-        return places
+        return Replayed(batch.step, batch.at, batch.keys, self._every[found.to_numpy().astype(np.int64)])
 
     def __repr__(self) -> str:
         steps = f", steps {self._batches[0].step} to {self._batches[-1].step}" if self._batches else ""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,12 +16,11 @@ from typing import Any, Self
 from archive.base import ClosedError, UsageError, check_text, git_revision, logger, one_line, size
 from archive.checkpoint import MAIN_BUFFER, Keep, Pending, Saver, finish_at_exit, fresh_rows, watch
 from archive.fields import Schema
-from archive.journal import Journal, JournalObjects
-from archive.journaled import Journaled
+from archive.journal import Durable, Journal, JournalObjects
 from archive.ledger import Ledger, Ledgers
 from archive.log import Addition, Attempt, Change, Commit, CommitLog, Place, open_session
 from archive.maintain import check_newest
-from archive.observe import Operation, add, operation
+from archive.observe import add, operation
 from archive.saved import RankRows, next_sequence, rows_of
 from archive.shard import ShardWriter
 from archive.store import Storage
@@ -29,47 +30,16 @@ from archive.write import (
     Cut,
     EpisodeRecord,
     Ids,
-    ObjectKind,
     Pipeline,
     Resume,
     ShardObjects,
     Work,
-    Written,
     imports,
     looked_at,
 )
 
 
-class RowCommits:
-    """Commits of kind "commit", of one writer. `known_at`: the commit up to which the ids that there are were read; -1
-    if nobody asked for them."""
-
-    def __init__(self, log: CommitLog, place: Place) -> None:
-        self._log = log
-        self._place = place
-        self.known_at = -1
-
-    def known_ids(self) -> set[str]:
-        """The ids of all episodes that there are; others come to be known as they are committed."""
-        self.known_at = self._log.learn_ids().number
-        return self._log.ids.names
-
-    def commit(self, rows: RankRows, message: str | None) -> Commit:
-        """Make these rows visible, of which there are some."""
-        place, adds = self._place, partial(self._added, rows, message)
-        # The same rows have the same key: a repeated call finds what an earlier one made without knowing.
-        key = f"{place.session}/{place.rank}/rows-{rows.next_sequence - 1}"
-        who, ids_at = (place.run, place.session, place.rank), max(0, self.known_at)
-        return self._log.commit(key, Change("commit", adds, [place.newest], *who, ids_at))
-
-    def _added(self, rows: RankRows, message: str | None, parent: Commit, attempt: Attempt) -> Addition:
-        place = self._place
-        fresh, sequences = fresh_rows(parent, place, {place.rank: rows})
-        runs = parent.runs_with({place.run: replace(parent.runs[place.run], sequences=sequences)})
-        return fresh._asdict(), {"runs": runs, "message": message}
-
-
-class Writer(Journaled):
+class Writer(Buffer):
     """Writes one rank's buffers; the verbs of a Buffer are those of its main one. Safe for several threads; belongs to
     the process that made it.
 
@@ -99,27 +69,26 @@ class Writer(Journaled):
         on_commit(log.head)
         came_from = None if resume is None else resume.checkpoint
         shards = ShardWriter(storage, archive_layout, compression, chunk_bytes)
-        objects: ObjectKind
-        if journal_s is None:
-            objects = ShardObjects(shards, place.session, place.rank)
-        else:
-            objects = JournalObjects(shards, place, came_from, lambda: log.head.sighting)
-        self._pipeline = Pipeline(shards, objects)
-        self._rows = RowCommits(log, place)
+        ticks = None if journal_s is None else JournalObjects(shards, place, came_from, lambda: log.head.sighting)
+        self._pipeline = Pipeline(shards, ShardObjects(shards, place.session, place.rank) if ticks is None else ticks)
+        self._ids_known_at = -1  # the commit up to which the ids that there are were read; -1: nobody asked for them
         changes = Changes(self._pipeline, self._check, self._surface)
-        ids = Ids(place, self._rows.known_ids)
+        ids = Ids(place, self._known_ids)
         changes.parts.append((ids.mark, ids.cut_back))
         self._saver = Saver(storage, log, place, self._pipeline.wait, self._saved, came_from, then)
         self._committed: deque[Sequence[Work]] = deque()  # by the saver's thread; not taken note of yet
         self._journal: Journal | None = None
         super().__init__(
-            MAIN_BUFFER, place, schema, self._pipeline.memory, ids, changes, self._keep_values,
+            MAIN_BUFFER, place, schema, self._pipeline.memory, ids, changes, self._say_later,
             journaled=journal_s is not None,
         )  # fmt: skip
         self._buffers: dict[str, Buffer] = {MAIN_BUFFER: self}
         holders = dict if resume is None else resume.holders
         self._ledgers = Ledgers(changes, storage, log, place, ids, holders, self._record_of, self._settle_episodes)
-        self._journal = self._journal_of(objects, journal_s)
+        if ticks is not None and journal_s is not None:
+            self._journal = Journal(
+                place, self._pipeline, ticks, changes, self._buffers, self._send, self._tick, journal_s, log
+            )
         for name, buffer in (resume.buffers if resume else {}).items():
             self._buffer(name)._take_over(buffer)
         if self._journal is not None:
@@ -142,6 +111,54 @@ class Writer(Journaled):
         with self._entered(), self._changes():
             for buffer in self._buffers.values():
                 buffer._set_weights(uuid, update_count)
+
+    # -- its journal --------------------------------------------------------------------------------------------
+
+    def journal(
+        self,
+        columns: Mapping[str, Any] | None = None,
+        attributes: Mapping[str, Mapping[str, Any]] | None = None,
+        progress: Any = None,
+        buffer: str | None = None,
+    ) -> None:
+        """Journal values with the next tick, so that a recovery finds them: for what every checkpoint says anew.
+
+        columns: name -> one value a live step, in the order of `live`, or {episode id: one value a live step of it}, of
+        live episodes only.  attributes: name -> {episode id: JSON value}.  progress: the run's counters, rank 0's.
+        buffer: whose episodes, "replay" by default.
+        """
+        if buffer is None or buffer == self.name:
+            super().journal(columns, attributes, progress)
+            return
+        if buffer not in self._buffers:
+            raise UsageError(f"there is no buffer {buffer!r}; make it with w.buffer(...) first")
+        self._buffers[buffer].journal(columns, attributes, progress)
+
+    @property
+    def durable_until(self) -> Durable:
+        """How far what was added is durable: positions of each stream, seconds behind, the journal's next number.
+        SupersededError as of `sync`."""
+        with self._entered():
+            journal = self._kept()
+            state = journal.durable
+        journal.check_newest()
+        return state
+
+    def sync(self, timeout_s: float = 60.0) -> Durable:
+        """Journal everything added so far, and wait until it is durable; how far that is.
+
+        Raises what storing it failed with; NotDurableError (a TimeoutError) after the time. What was added is kept.
+        SupersededError if a newer session of the run was opened, as nobody takes over what is journaled since: that is
+        looked up once a minute, and after each pause of this process that is longer than a tick.
+        """
+        stop = time.monotonic() + timeout_s
+        with self._entered():
+            journal = self._kept()
+            journal.send()
+        journal.await_durable(timeout_s, stop)
+        state = journal.durable
+        journal.check_newest()
+        return state
 
     # -- all buffers --------------------------------------------------------------------------------------------
 
@@ -187,7 +204,19 @@ class Writer(Journaled):
         with self._entered(), operation("commit", run=self.run, session=self.session, rank=self.rank) as done:
             self._settle()
             works = self._sent()
-            commit = self._commit_rows(works, self._pipeline.wait(works), message, done)
+            written = self._pipeline.wait(works)
+            rows = rows_of(written)
+            if rows.next_sequence:
+                commit = self._commit_rows(rows, message)
+                nbytes = sum(one.stored_bytes for one in written)
+                add("archive.written", nbytes, operation="commit")
+                told = (commit.number, self.run, self.rank, size(nbytes), done.seconds)
+                logger.info("commit %d of run %r: rank %d wrote %s of new steps, %.1f s", *told)
+                self._saved(commit, works)
+                self._take_note()
+            else:
+                self._pipeline.forget(works)
+                commit = self._log.head
             done.note(commit=commit.number)
             return commit
 
@@ -229,12 +258,13 @@ class Writer(Journaled):
         the ranks that have not staged; default: a bar, on a terminal.
         """
         with self._entered():
-            self._give_up() if partial else self._settle()
+            self._saver.give_up() if partial else self._saver.settle()
+            self._take_note()
             if unconsumed is None and rewind is not None:
                 unconsumed = rewind()
             request = self._saver.request(
                 step, name, save_replay=save_replay, progress=progress, unconsumed=unconsumed, metrics=metrics,
-                config=config, partial=partial, known_at=self._rows.known_at,
+                config=config, partial=partial, known_at=self._ids_known_at,
             )  # fmt: skip
             given = {MAIN_BUFFER: {"columns": columns, "attributes": attributes, "state": state}, **(buffers or {})}
             cuts = [self._cut_of(name, given.pop(name, {}), incomplete) for name in list(self._buffers)]
@@ -251,12 +281,8 @@ class Writer(Journaled):
         unknown = set(given) - {"columns", "attributes", "state"}
         if unknown:
             raise UsageError(f"buffers[{name!r}] has {min(unknown)!r}; it takes columns, attributes and state")
-        return self._buffers[name]._snapshot(
-            columns=given.get("columns"),
-            attributes=given.get("attributes"),
-            state=given.get("state"),
-            incomplete=incomplete,
-        )
+        values = {what: given.get(what) for what in ("columns", "attributes", "state")}
+        return self._buffers[name]._snapshot(**values, incomplete=incomplete)
 
     def close(self) -> None:
         """Commit what is pending, and end the writer."""
@@ -303,7 +329,10 @@ class Writer(Journaled):
             raise ClosedError(f"the writer of {self._storage.url} is closed; open another with arc.writer()")
         self._check_process()
         if self._journal is not None and self._journal.ticker.late:
-            self._tick_late()
+            lock = self._changes.lock
+            if not lock._is_owned():  # type: ignore[attr-defined]  # not in the midst of what belongs together
+                with lock:
+                    self._send()
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -312,7 +341,7 @@ class Writer(Journaled):
     def _buffer(self, name: str) -> Buffer:
         if name not in self._buffers:
             made = Buffer(
-                name, self._place, self._schema, self._pipeline.memory, self._ids, self._changes, self._keep_values,
+                name, self._place, self._schema, self._pipeline.memory, self._ids, self._changes, self._say_later,
                 journaled=self._journal is not None,
             )  # fmt: skip
             made._step_weights = self._step_weights
@@ -341,14 +370,45 @@ class Writer(Journaled):
         if not self._closed and os.getpid() == self._pid:
             self._tell_uncommitted()
 
+    def _journal_the_rest(self) -> None:
+        """Journal what is pending, as there will be no commit of it."""
+        if self._journal is not None and not self._closed and not self._changes.broken:
+            with self._changes.lock:
+                self._journal.finish()
+
+    def _tell_uncommitted(self) -> None:
+        """Log how many steps are in no commit, as nobody commits them any more; not where a journal has all of them."""
+        if self._journal is not None and not self._journal.seconds_behind and not self._journal.superseded:
+            return
+        with suppress(ClosedError):  # a part of the call that was interrupted was sent off: it counts
+            self._changes.settle()
+        sent = {*self._changes.ready, *self._pipeline.uncommitted()}.difference(*self._committed)
+        steps = sum(work.steps for work in sent) + sum(buffer.pending_steps for buffer in self._buffers.values())
+        if steps:
+            logger.warning(
+                "%r ends with %d steps that are in no commit that it knows of%s: w.commit(), w.checkpoint() and "
+                "w.close() commit them, and so does leaving `with arc.writer() as w:` other than by an exception",
+                self, steps, "" if self._journal is None else ", and not all of them in its journal",
+            )  # fmt: skip
+
+    def _tick(self) -> None:
+        """Send off what is pending, called by the journal's thread."""
+        with self._changes.lock:
+            if self._journal is not None and not self._closed:
+                self._journal.in_background()
+
+    def _say_later(self, buffer: Buffer, columns: Any, attributes: Any, progress: Any) -> None:
+        """Keep values for the next tick."""
+        self._kept().say(buffer, columns, attributes, progress)
+
+    def _kept(self) -> Journal:
+        if self._journal is None:
+            raise UsageError("this writer keeps no journal: open it with arc.writer(journal_s=2.0)")
+        return self._journal
+
     def _settle(self) -> None:
         """Wait for the checkpoint that is under way, and raise its error if nobody has seen it."""
         self._saver.settle()
-        self._take_note()
-
-    def _give_up(self) -> None:
-        """Wait for the checkpoint that is under way, but not for other ranks; its error stays to be raised."""
-        self._saver.give_up()
         self._take_note()
 
     def _sent(self) -> list[Work]:
@@ -391,22 +451,23 @@ class Writer(Journaled):
             self._pipeline.forget(works)
             self._committed.popleft()
 
-    def _commit_rows(
-        self, works: Sequence[Work], written: Sequence[Written], message: str | None, done: Operation
-    ) -> Commit:  # fmt: skip
-        rows = rows_of(written)
-        if not rows.next_sequence:
-            self._pipeline.forget(works)
-            return self._log.head
+    def _commit_rows(self, rows: RankRows, message: str | None) -> Commit:
+        # The same rows have the same key: a repeated call finds what an earlier one made without knowing.
+        place, key = self._place, f"{self.session}/{self.rank}/rows-{rows.next_sequence - 1}"
+        who, ids_at = (self.run, self.session, self.rank), max(0, self._ids_known_at)
+        change = Change("commit", partial(self._added, rows, message), [place.newest], *who, ids_at)
+        return self._log.commit(key, change)
 
-        commit = self._rows.commit(rows, message)
-        nbytes = sum(one.stored_bytes for one in written)
-        add("archive.written", nbytes, operation="commit")
-        told = (commit.number, self.run, self.rank, size(nbytes), done.seconds)
-        logger.info("commit %d of run %r: rank %d wrote %s of new steps, %.1f s", *told)
-        self._saved(commit, works)
-        self._take_note()
-        return commit
+    def _added(self, rows: RankRows, message: str | None, parent: Commit, attempt: Attempt) -> Addition:
+        place = self._place
+        fresh, sequences = fresh_rows(parent, place, {place.rank: rows})
+        runs = parent.runs_with({place.run: replace(parent.runs[place.run], sequences=sequences)})
+        return fresh._asdict(), {"runs": runs, "message": message}
+
+    def _known_ids(self) -> set[str]:
+        """The ids of all episodes that there are; others come to be known as they are committed."""
+        self._ids_known_at = self._log.learn_ids().number
+        return self._log.ids.names
 
     def _record_of(self, episode_id: str) -> EpisodeRecord | None:
         """The record that one of the buffers has of an episode; None if none has."""

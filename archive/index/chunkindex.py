@@ -196,6 +196,13 @@ def stored_checksum(data: memoryview, piece: Piece) -> int:
     return int.from_bytes(data[-4:], "little") if piece.array != METADATA else checksum(data)
 
 
+def is_sound(data: memoryview, crc32c: int, *, is_chunk: bool) -> bool:
+    """True if all bytes of a member are as the chunk table says: a chunk, or metadata."""
+    if is_chunk:
+        return int.from_bytes(data[-4:], "little") == crc32c == checksum(data[:-4])
+    return checksum(data) == crc32c
+
+
 def from_table(table: pa.Table) -> dict[str, ShardIndex]:
     """Shard -> its index, of a chunk table."""
     known = numbers(table["chunk"]) >= 0

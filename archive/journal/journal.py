@@ -54,6 +54,7 @@ class Journal:
     ) -> None:  # fmt: skip
         self._place = place
         self._pipeline = pipeline
+        self._lock = changes.lock
         self._buffers = buffers
         self.send = send
         self.saying = Saying()
@@ -131,11 +132,11 @@ class Journal:
 
     @property
     def durable(self) -> Durable:
-        """The extent to which it is durable now; with the writer's lock held."""
-        self._settle()
-        behind = self.seconds_behind
-        collected = sum(buffer.pending_bytes for buffer in self._buffers.values())
-        return Durable(dict(self._durable), behind, self._pipeline.number, self._pipeline.pending_bytes + collected)
+        """The extent to which it is durable now."""
+        with self._lock:
+            self._settle()
+            pending = self._pipeline.pending_bytes + sum(buffer.pending_bytes for buffer in self._buffers.values())
+            return Durable(dict(self._durable), self.seconds_behind, self._pipeline.number, pending)
 
     @property
     def seconds_behind(self) -> float:
@@ -157,25 +158,23 @@ class Journal:
         """The ticks that may not be durable yet."""
         return [seal for seal in list(self._pipeline.seals) if isinstance(seal, Tick)]
 
-    def await_durable(self, timeout_s: float, stop: float, durable: Callable[[], Durable]) -> None:
+    def await_durable(self, timeout_s: float, stop: float) -> None:
         """Wait until all ticks so far are durable. Raises what storing one failed with; NotDurableError at `stop`."""
         for tick in self._ticks:
             done = _done(tick.laid_out, stop) and all(_stored(upload.future, stop) for upload in tick.uploads)
             if not done:
-                self._raise_behind(timeout_s, durable())
-
-    def _raise_behind(self, timeout_s: float, state: Durable) -> None:
-        raise NotDurableError(
-            f"not durable within {timeout_s:g} s: {size(state.pending_bytes)} are {state.seconds_behind:.1f} s behind, "
-            f"object {state.number} of the journal is next; the store is slow or does not answer: wait longer "
-            "(sync(timeout_s=...)), or add less at a time"
-        )
+                state = self.durable
+                behind = f"{size(state.pending_bytes)} are {state.seconds_behind:.1f} s behind"
+                raise NotDurableError(
+                    f"not durable within {timeout_s:g} s: {behind}, object {state.number} of the journal is next; the "
+                    "store is slow or does not answer: wait longer (sync(timeout_s=...)), or add less at a time"
+                )
 
     def finish(self) -> None:
         """What is pending is journaled, as it will not be committed; what fails is logged. With the writer's lock."""
         try:
             self.send()
-            self.await_durable(_AT_EXIT_S, time.monotonic() + _AT_EXIT_S, lambda: self.durable)
+            self.await_durable(_AT_EXIT_S, time.monotonic() + _AT_EXIT_S)
             self.check_newest()
         except Exception:
             logger.warning("what was added last could not be journaled", exc_info=True)

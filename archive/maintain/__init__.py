@@ -4,12 +4,11 @@ nobody needs is forgotten and deleted."""
 from __future__ import annotations
 
 from archive.maintain import forget, prune, relocation, tags
-from archive.maintain.evidence import check_newest
+from archive.maintain.evidence import check_newest, damaged_commit, missing_commits, repair
 from archive.maintain.forget import restore, to_undo, undo
 from archive.maintain.objects import retained_reach
 from archive.maintain.plans import ForgetPlan, Progress, PrunePlan, UpkeepPlan
 from archive.maintain.redaction import Redaction
-from archive.maintain.repair import damaged_commit, missing_commits, repair
 from archive.maintain.retention import asked
 from archive.maintain.tags import Tag, Tags
 from archive.maintain.usage import ArchiveInfo, Usage, usage

@@ -3,8 +3,9 @@ on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,9 +16,7 @@ from archive.base import CorruptManifestError
 from archive.index import COLUMNS, EpisodeIndex, Snapshot, Walk
 from archive.log import Commit, FileRef, Mark, RunEntry, commits, tablefiles
 from archive.maintain.objects import Sizes, no_longer
-from archive.maintain.plans import CheckpointFate
-from archive.maintain.relocation import Relocation
-from archive.maintain.survivors import KeptRows
+from archive.maintain.survivors import Decision
 from archive.store import Storage
 from archive.tables import FOLLOWING, KEYS, follow
 
@@ -31,60 +30,11 @@ _SAME = tuple(name for name in COLUMNS if name not in ("run", "created_at", "com
 
 
 @dataclass(frozen=True)
-class Decision:
-    """A decision what stays of an archive as of a commit: its checkpoints, and the rows of its segments table.
-
-    known: the commits of the checkpoints that stay, by number.  moved: rows whose steps lie elsewhere from then on.
-    late: the late table, where it is not as it was.
-    """
-
-    snapshot: Snapshot
-    fates: Sequence[CheckpointFate]
-    survivors: KeptRows
-    known: Mapping[int, Commit] = field(repr=False)
-    moved: Relocation | None = None
-    late: pa.Table | None = None
-
-    @property
-    def parent(self) -> Commit:
-        """The commit as of which it was decided."""
-        return self.snapshot.commit
-
-    @property
-    def rows(self) -> Mask:
-        """A mask of the rows of the segments table that stay."""
-        return self.survivors.rows
-
-    @property
-    def gone(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The numbers of the rows that go."""
-        return np.flatnonzero(~self.rows)
-
-    @property
-    def kept(self) -> list[CheckpointFate]:
-        """The checkpoints that stay."""
-        return [one for one in self.fates if one.stays]
-
-    @property
-    def empty(self) -> bool:
-        """True if nothing goes."""
-        return bool(self.rows.all()) and len(self.kept) == len(self.fates)
-
-    def table(self) -> pa.Table:
-        """The rows of the segments table that stay."""
-        table = self.snapshot.columns(tables.schema("segments").names)
-        if self.moved is not None and len(self.moved.rows):
-            rows = table.take(self.moved.rows).to_pylist()
-            new = [(at, row | place) for at, row, place in zip(self.moved.rows, rows, self.moved.places, strict=True)]
-            table = tables.replaced("segments", table, self.moved.rows, new)
-        return _taken(table, self.rows)
-
-
-@dataclass(frozen=True)
 class Draft:
     """The words of the commit, but for the table of what was forgotten; the objects that it no longer leads to; its
     checkpoints, and with which tables they are read."""
 
+    decision: Decision = field(repr=False)
     says: Mapping[str, Any]
     gone: Sizes
     places: frozenset[Place]
@@ -97,30 +47,32 @@ def draft(decision: Decision, write: Write) -> Draft:
     walk = Walk(storage)
     before = walk.reach(parent)
     says: dict[str, Any] = {"let_go": parent.number + 1}
-    if decision.moved is not None:
-        says["chunks"] = decision.moved.chunks
+    if decision.chunks is not None:
+        says["chunks"] = decision.chunks
     if not decision.rows.all():
-        table = decision.table()
+        every = decision.moved.get("segments")
+        table = _taken(snapshot.columns(tables.schema("segments").names) if every is None else every, decision.rows)
         ref = write("segments", table)
         walk.know(ref, table)
         snapshot = Snapshot.of(storage, as_commit(parent, says), table)
         says |= {"segments": (ref,) if table.num_rows else (), **_following(decision, table, write, walk)}
-    serving = _Serving(decision, snapshot)
-    places = {one.commit: serving.manifest(one.commit, one.manifest) for one in decision.kept}
+    serving = _serving(decision, snapshot)
+    places = {one.commit: serving(one.commit, one.manifest) for one in decision.kept}
     runs = {
-        run: with_tables(entry, lambda _, mark: serving.manifest(mark.commit, mark.manifest))
+        run: with_tables(entry, lambda _, mark: serving(mark.commit, mark.manifest))
         for run, entry in parent.runs.items()
     }
     says |= {"runs": parent.runs_with(runs), "checkpoints": _checkpoint_files(storage, parent, places, write)}
     marks = {(mark.commit, mark.manifest) for entry in runs.values() for mark in entry.marks.values()}
-    every = {*places.items()} | marks
-    after = walk.reach(as_commit(parent, says), every)
-    return Draft(says, no_longer(storage, before.keys, after.keys), frozenset(every), walk)
+    retained = {*places.items()} | marks
+    after = walk.reach(as_commit(parent, says), retained)
+    return Draft(decision, says, no_longer(storage, before.keys, after.keys), frozenset(retained), walk)
 
 
-def redraft(done: Draft, decision: Decision, parent: Commit, run: str | None, write: Write) -> Draft | None:
+def redraft(done: Draft, parent: Commit, run: str | None, write: Write) -> Draft | None:
     """The draft as it would follow a newer commit, without a look at what is there; None where others have done more
     since than add rows, and checkpoints of other runs than `run` that cannot hold anything of it."""
+    decision = done.decision
     storage, since = decision.snapshot.storage, decision.parent.number
     between = list(commits.read_all(storage, range(since + 1, parent.number + 1), parent))
     if not all(_only_adds(one, run) for one in between):
@@ -138,7 +90,8 @@ def redraft(done: Draft, decision: Decision, parent: Commit, run: str | None, wr
     after = done.walk.reach(as_commit(parent, says), places).keys
     gone = {ref.path: ref.bytes for ref in decision.parent.all_files + parent.all_files} | done.gone
     named = {ref.path for ref in parent.all_files} | done.gone.keys()
-    return Draft(says, {key: gone[key] for key in sorted(named - after)}, frozenset(places), done.walk)
+    lost = {key: gone[key] for key in sorted(named - after)}
+    return Draft(decision, says, lost, frozenset(places), done.walk)
 
 
 def _only_adds(commit: Commit, run: str | None) -> bool:
@@ -199,7 +152,7 @@ def _following(decision: Decision, kept: pa.Table, write: Write, walk: Walk) -> 
     gone = decision.snapshot.take(decision.gone, KEYS)
     out: dict[str, Any] = {}
     for kind in FOLLOWING:
-        moved = decision.late if kind == "late" else None
+        moved = decision.moved.get(kind)
         table = tablefiles.load(storage, kind, parent.files(kind)) if moved is None else moved
         goes = follow(kind, table, gone, kept)
         out[kind] = getattr(parent, kind)
@@ -214,31 +167,21 @@ def _following(decision: Decision, kept: pa.Table, write: Write, walk: Walk) -> 
 # -- by which tables checkpoints are read ------------------------------------------------------------------------------
 
 
-class _Serving:
-    """Finds out which checkpoints are the same with the new rows."""
+def _serving(decision: Decision, rows: Snapshot) -> Callable[[int, int | None], int | None]:
+    """A call that says with the tables of which commit a checkpoint (its number, and that of the commit with whose it
+    was read) is read from now on: the new one, where it is the same with the new rows, or as before."""
+    parent, storage = decision.parent, rows.storage
+    known, one = {**decision.known, parent.number: parent}, dict[int, Snapshot]()
 
-    def __init__(self, decision: Decision, rows: Snapshot) -> None:
-        self._decision = decision
-        self._new = rows
-        self._before: dict[int, Snapshot] = {}
-        self._found: dict[Place, int | None] = {}
+    @cache
+    def manifest(number: int, before: int | None) -> int | None:
+        serving = number if before is None else before
+        if serving not in one:
+            one.clear()  # they may be large
+            one[serving] = Snapshot(storage, known.get(serving) or commits.read_of(storage, serving, parent))
+        return parent.number + 1 if _serves(rows, one[serving], decision.known[number]) else before
 
-    def manifest(self, number: int, manifest: int | None) -> int | None:
-        """The number of the commit with whose tables a checkpoint is read from now on: the new one, or as before."""
-        place = (number, manifest)
-        if place not in self._found:
-            before = self._snapshot(number if manifest is None else manifest)
-            same = _serves(self._new, before, self._decision.known[number])
-            self._found[place] = self._decision.parent.number + 1 if same else manifest
-        return self._found[place]
-
-    def _snapshot(self, number: int) -> Snapshot:
-        if number not in self._before:
-            parent, storage = self._decision.parent, self._new.storage
-            known = {**self._decision.known, parent.number: parent}
-            commit = known.get(number) or commits.read_of(storage, number, parent)
-            self._before = {number: Snapshot(storage, commit)}  # one at a time: they may be large
-        return self._before[number]
+    return manifest
 
 
 def _serves(after: Snapshot, before: Snapshot, commit: Commit) -> bool:
@@ -266,12 +209,7 @@ def _seen(snapshot: Snapshot, commit: Commit, live: pa.Table) -> pa.Table:
     if (episode < 0).any():
         raise CorruptManifestError(f"live steps of commit {commit.number} at {snapshot.storage.url} are in no episode")
     summary = index.table(_SAME).take(pa.array(episode[heads])).combine_chunks()
-    plain = {name: _plain(summary[name]) for name in _SAME}
+    of_dictionary = [name for name in _SAME if pa.types.is_dictionary(summary[name].type)]
+    plain = {name: summary[name] for name in _SAME}
+    plain |= {name: plain[name].cast(pa.string()) for name in of_dictionary}  # numbered otherwise in other tables
     return pa.table({"live_run": located["run"][heads], "position": located["position"][heads], "steps": steps} | plain)
-
-
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Repeated strings may be numbered otherwise in other tables."""
-    import pyarrow as pa
-
-    return column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column

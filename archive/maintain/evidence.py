@@ -1,5 +1,5 @@
-"""Does I/O: what no commit names, and what it says of commits that are not there any more. A writer that died has left
-it, or the commit that named it was removed.
+"""Does I/O: what no commit names, what it says of commits that are not there any more, and commits that change nothing
+in the place of such. A writer that died has left it, or the commit that named it was removed.
 
 What a writer puts names the newest commit that it knew, so that a removed newest one is noticed by who goes on.
 """
@@ -7,29 +7,31 @@ What a writer puts names the newest commit that it knew, so that a removed newes
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Set
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from archive import tables
 from archive.base import (
     AccessDeniedError,
+    AlreadyExistsError,
     ArchiveError,
     CorruptCommitError,
     IntegrityError,
     MissingObjectError,
+    NotFoundError,
+    UsageError,
     escape,
     layout,
     size,
 )
 from archive.journal import tails
-from archive.log import Commit, Mark, Sighting, commits, sessions
+from archive.log import Commit, Mark, Sighting, about, commits, sessions
 from archive.maintain.objects import History, StoredObject, forgotten, running, stored
 from archive.saved import Part
 from archive.store import Storage
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _REMEDY = "put it back from a copy or an older version of the object; or `archive repair` goes on without it"
 _LOOKED_AT = 2  # sessions that no commit names, at most, when a session is opened
@@ -72,7 +74,9 @@ def _newest(storage: Storage, run: str, head: Commit) -> Iterator[Witness]:
         if key is None:
             continue
         with suppress(MissingObjectError, IntegrityError):  # of what is damaged `archive verify` tells
-            if (seen := _seen_by(storage, key)) is not None:
+            is_claim = key.startswith("sessions/")
+            seen = sessions.read_claim(storage, key).seen if is_claim else Part(storage, key).index.seen
+            if seen is not None:
                 yield Witness(key, seen)
 
 
@@ -91,11 +95,6 @@ def _staged_last(storage: Storage, session: str, latest: Mark | None) -> str | N
 def _natural(name: str) -> list[str | int]:
     """A key that sorts "step-9" before "step-10"."""
     return [int(part) if part.isdigit() else part for part in re.split(r"([0-9]+)", name)]
-
-
-def _seen_by(storage: Storage, key: str) -> Sighting | None:
-    """The newest commit that the writer of a claim or of a staged object knew; None if it says of none."""
-    return sessions.read_claim(storage, key).seen if key.startswith("sessions/") else Part(storage, key).index.seen
 
 
 # -- when all is looked at ---------------------------------------------------------------------------------------------
@@ -125,7 +124,9 @@ class Evidence:
         """
         for number in range(head.number + 1, self.newest(head) + 1):
             if not storage.exists(layout.commit_key(number)):
-                yield number, f"it is missing: {self._who(head, number)} was written by who had seen it; {_REMEDY}"
+                told = [one.key for one in self._mine(head) if one.seen.commit >= number]
+                told += [key for made_for, key in self.made_for.items() if made_for > number]
+                yield number, f"it is missing: {min(told)} was written by who had seen it; {_REMEDY}"
         for one in self._mine(head):
             there = known.get(one.seen.commit)
             if there is not None and there.kind != "repair" and there.digest != one.seen.digest:
@@ -134,11 +135,6 @@ class Evidence:
     def _mine(self, head: Commit) -> list[Witness]:
         """The witnesses of this archive, not of one that it was copied from."""
         return [one for one in self.seen if head.archive in ("", one.seen.archive)]
-
-    def _who(self, head: Commit, number: int) -> str:
-        """An object of one who had seen this commit or a later one."""
-        told = [one.key for one in self._mine(head) if one.seen.commit >= number]
-        return min([*told, *(key for made_for, key in self.made_for.items() if made_for > number)])
 
 
 def leftovers(
@@ -162,24 +158,40 @@ def leftovers(
         unknown -= forgotten(storage, history.head).keys()
     if any(key.startswith(("shards/", "journal/")) for key in unknown):
         unknown -= history.shards(there)
-    _hear_journals(storage, history, unknown, evidence)
-    sessions = set() if history.head is None else running(history.head)
-    return [*_single(storage, sessions, unknown, there, evidence), *_piles(history, sessions, unknown, there)]
+    return list(_told(storage, history, unknown, there, evidence))
 
 
-def _single(
-    storage: Storage, running: Set[str], unknown: Iterable[str], there: Mapping[str, StoredObject], evidence: Evidence
+def _told(
+    storage: Storage, history: History, unknown: Iterable[str], there: Mapping[str, StoredObject], evidence: Evidence
 ) -> Iterator[tuple[str, str]]:
-    """Tables and staged objects: each says what it is."""
+    """Tables and staged objects, each as it says; shards and objects of journals, together for each rank: none of a
+    journal that is in a checkpoint, or is of a session that can still be recovered. Of those beyond the checkpoints the
+    newest of each rank says what it had seen."""
     tell = {"manifest": _table, "states": _staged}
+    sessions = set() if history.head is None else running(history.head)
+    piles: dict[tuple[str, str], list[str]] = {}
+    newest: dict[tuple[str, int], tuple[int, str]] = {}
     for key in sorted(unknown):
-        session, kind = layout.session_of(key), key.partition("/")[0]
+        session, kind, place = layout.session_of(key), key.partition("/")[0], layout.journal_place(key)
+        passed = history.journaled.passed(key)
+        if place is not None and not passed:
+            newest[place[:2]] = max(newest.get(place[:2], (-1, "")), (place[2], key))
         if session is not None and kind in tell:
             try:
                 what = tell[kind](storage, key, evidence)
             except ArchiveError as e:
                 what = f"it cannot be read: {e}"
-            yield key, f"{what}, {there[key].modified:%Y-%m-%d %H:%M:%S}Z; {_MAY if session in running else _DIED}"
+            yield key, f"{what}, {there[key].modified:%Y-%m-%d %H:%M:%S}Z; {_MAY if session in sessions else _DIED}"
+        elif session is not None and (place is None or not (passed or session in sessions)):
+            piles.setdefault((kind, session), []).append(key)
+    for (kind, session), keys in piles.items():
+        noun = "shards" if kind == "shards" else "objects of a journal"
+        nbytes, last = sum(there[key].bytes for key in keys), max(there[key].modified for key in keys)
+        what = f"{len(keys)} {noun} of session {session!r}, {size(nbytes)}, the newest of {last:%Y-%m-%d %H:%M:%S}Z"
+        yield keys[0], f"{what}; {_MAY if session in sessions else _DIED}"
+    for _, key in newest.values():
+        with suppress(ArchiveError):  # where it is damaged its tail says so
+            evidence.add(key, tails.index_at(storage, key).seen)
 
 
 def _staged(storage: Storage, key: str, evidence: Evidence) -> str:
@@ -198,7 +210,11 @@ def _table(storage: Storage, key: str, evidence: Evidence) -> str:
 
     kind = key.split(".")[-2]
     rows = tables.loads(storage.get(key), kind, where=storage.full_url(key))
-    text = f"{rows.num_rows} rows of the {kind} table{_of_checkpoint(kind, rows)}"
+    text = f"{rows.num_rows} rows of the {kind} table"
+    if kind == "segments":
+        text += f" ({len(rows['episode_id'].unique())} episodes, {sum(rows['length'].to_numpy())} steps)"
+    elif kind == "checkpoints" and rows.num_rows:
+        text += f" (the last one is {str(rows['name'][-1].as_py())!r}, step {rows['step'][-1].as_py()})"
     if rows.num_rows and "commit" in rows.column_names:
         made_for = int(pc.max(rows["commit"]).as_py())
         evidence.made_for[made_for] = key
@@ -206,39 +222,105 @@ def _table(storage: Storage, key: str, evidence: Evidence) -> str:
     return text
 
 
-def _of_checkpoint(kind: str, rows: pa.Table) -> str:
-    if kind == "segments":
-        return f" ({len(rows['episode_id'].unique())} episodes, {sum(rows['length'].to_numpy())} steps)"
-    if kind == "checkpoints" and rows.num_rows:
-        return f" (the last one is {str(rows['name'][-1].as_py())!r}, step {rows['step'][-1].as_py()})"
-    return ""
+# -- what is put in the place of a commit ------------------------------------------------------------------------------
 
 
-def _piles(
-    history: History, running: Set[str], unknown: Iterable[str], there: Mapping[str, StoredObject]
-) -> Iterator[tuple[str, str]]:
-    """Shards and objects of journals, together for each rank; none of a journal that is in a checkpoint, or is of a
-    session that can still be recovered."""
-    piles: dict[tuple[str, str], list[str]] = {}
-    for key in sorted(unknown):
-        session, kind = layout.session_of(key), key.partition("/")[0]
-        recoverable = layout.journal_place(key) is not None and (session in running or history.journaled.passed(key))
-        if session is not None and kind in ("shards", "journal") and not recoverable:
-            piles.setdefault((kind, session), []).append(key)
-    for (kind, session), keys in piles.items():
-        noun = "shards" if kind == "shards" else "objects of a journal"
-        nbytes, newest = sum(there[key].bytes for key in keys), max(there[key].modified for key in keys)
-        what = f"{len(keys)} {noun} of session {session!r}, {size(nbytes)}, the newest of {newest:%Y-%m-%d %H:%M:%S}Z"
-        yield keys[0], f"{what}; {_MAY if session in running else _DIED}"
+@dataclass(frozen=True)
+class Repaired:
+    """The outcome of `repair`. kept_as: where the damaged bytes are; None: there were none."""
+
+    commit: int
+    kept_as: str | None
 
 
-def _hear_journals(storage: Storage, history: History, unknown: Iterable[str], evidence: Evidence) -> None:
-    """Add what the newest object of each rank beyond the checkpoints says that it had seen."""
-    newest: dict[tuple[str, int], tuple[int, str]] = {}
-    for key in unknown:
-        place = layout.journal_place(key)
-        if place is not None and not history.journaled.passed(key):
-            newest[place[:2]] = max(newest.get(place[:2], (-1, "")), (place[2], key))
-    for _, key in newest.values():
-        with suppress(ArchiveError):  # where it is damaged its tail says so
-            evidence.add(key, tails.index_at(storage, key).seen)
+def damaged_commit(storage: Storage) -> int:
+    """Number of the newest commit, if it is damaged; UsageError if there is nothing to repair."""
+    try:
+        newest = commits.newest(storage)
+    except CorruptCommitError:
+        folder = [n for n in storage.list("commits") if n.endswith("/")][-1].rstrip("/")
+        return int(
+            [n for n in storage.list(layout.commit_folder(folder)) if n.endswith(".json")][-1].removesuffix(".json")
+        )
+    if newest.number == 0:
+        raise NotFoundError(f"there are no commits at {storage.url}; nothing to repair")
+    told = f"the newest commit at {storage.url}, {newest.number}, is sound; nothing to repair"
+    if lost := sorted({*range(1, newest.number)} - _readable(storage, newest.number - 1).keys()):
+        told += (
+            f". Of those before it {', '.join(map(str, lost[:5]))} cannot be read: put them back from a copy. Without "
+            "them the archive works as of the newest, but not as of these, and `archive verify` goes on saying so"
+        )
+    raise UsageError(told)
+
+
+def _readable(storage: Storage, newest: int) -> dict[int, Commit]:
+    """The commits up to this one that are neither missing nor damaged, by number."""
+    out = {}
+    for number in range(1, newest + 1):
+        with suppress(IntegrityError, MissingObjectError):
+            out[number] = commits.read(storage, number)
+    return out
+
+
+def missing_commits(storage: Storage) -> range:
+    """Numbers of commits beyond a sound newest one that are missing: somebody has seen them. Empty if none are."""
+    head, history, evidence = commits.newest(storage), History(storage), Evidence()
+    for commit in _readable(storage, head.number).values():  # of others `verify` tells
+        history.note(commit)
+    for key in sessions.claim_keys(storage):
+        with suppress(IntegrityError):  # of what is damaged `verify` tells
+            evidence.add(key, sessions.read_claim(storage, key).seen)
+    leftovers(storage, history, (), evidence)
+    return range(head.number + 1, evidence.newest(head) + 1)
+
+
+def repair(storage: Storage) -> Repaired:
+    """Put a commit without changes in the place of a damaged newest one, or of newest ones that are missing, so that
+    the archive opens as of the one before.
+
+    What only they made visible is no longer; nothing is deleted, and damaged bytes are kept beside. Nobody must be
+    writing. For any other damage, `verify` says what is affected.
+    """
+    try:
+        number = damaged_commit(storage)
+    except (UsageError, NotFoundError):
+        if gone := missing_commits(storage):
+            return _fill(storage, gone)
+        raise
+    return _replace(storage, number)
+
+
+def _archive_id(storage: Storage) -> str:
+    found = about.find(storage)
+    if found is None:
+        raise NotFoundError(f"there is no {layout.ARCHIVE_KEY} at {storage.url}: put it back from a copy first")
+    return found[0].id
+
+
+def _fill(storage: Storage, gone: range) -> Repaired:
+    """Create what is missing."""
+    parent = commits.read(storage, gone.start - 1)
+    for number in gone:
+        made = commits.completed(parent.after("repair"), parent, _archive_id(storage), f"repair/missing/{number}")
+        with suppress(AlreadyExistsError):  # what there is then is read
+            storage.create_once(layout.commit_key(number), commits.dumps(made))
+        parent = commits.read(storage, number)
+    return Repaired(parent.number, None)
+
+
+def _replace(storage: Storage, number: int) -> Repaired:
+    damaged_commit(storage)  # raises if it is sound after all: one answer that came damaged must cost no commit
+    key = layout.commit_key(number)
+    parent = commits.read(storage, number - 1)
+    kept_as = f"damaged/commit-{number:09d}-{secrets.token_hex(4)}.json"
+    archive_id = _archive_id(storage)
+    data = storage.get_head(key, commits.MAX_OBJECT_BYTES + 1)
+    if len(data) > commits.MAX_OBJECT_BYTES:
+        raise UsageError(
+            f"{storage.full_url(key)} is larger than any commit, so it is not kept beside: move it away yourself; "
+            f"without it the archive opens as of commit {number - 1}"
+        )
+    storage.put(kept_as, data)  # a name of its own; unlike a create, it can be sent again where the answer is lost
+    made = commits.completed(parent.after("repair", damaged=kept_as), parent, archive_id, f"repair/{kept_as}")
+    storage.put(key, commits.dumps(made))
+    return Repaired(number, kept_as)

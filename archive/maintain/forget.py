@@ -12,7 +12,7 @@ from typing import Any
 
 from archive.base import ConflictError, MissingObjectError, NotFoundError, UsageError, logger
 from archive.checkpoint import Keep
-from archive.index import Snapshot, Walk
+from archive.index import Walk
 from archive.log import (
     Addition,
     Attempt,
@@ -29,15 +29,15 @@ from archive.log import (
     sessions,
     tablefiles,
 )
-from archive.maintain.draft import Decision, Draft, as_commit, draft, redraft, with_since, with_tables
+from archive.maintain.draft import Draft, as_commit, draft, redraft, with_since, with_tables
 from archive.maintain.objects import no_longer, note_forgotten
 from archive.maintain.plans import ForgetPlan
 from archive.maintain.redaction import Redaction
-from archive.maintain.retention import UNREFERENCED, ForgetRequest, fates
-from archive.maintain.survivors import survivors
+from archive.maintain.retention import UNREFERENCED, ForgetRequest
+from archive.maintain.survivors import Decision, decide
 from archive.observe import operation
 from archive.store import Storage
-from archive.tables import ADDRESS, FOLLOWING, Address, addresses
+from archive.tables import FOLLOWING
 
 CHECKPOINTS = "checkpoints"
 MOST_TRIES = 16
@@ -65,19 +65,9 @@ def plan(log: CommitLog, asked: ForgetRequest, shown: Shown, redaction: Redactio
 
     return ForgetPlan(
         url=log.storage.url, as_of=decision.parent.number, asked=str(asked), checkpoints=tuple(decision.fates),
-        episodes=decision.survivors.groups, episodes_gone=decision.survivors.goes, objects=len(gone),
+        episodes=decision.episodes, episodes_gone=decision.episodes_gone, objects=len(gone),
         bytes=sum(gone.values()), redacted=None if redaction is None else redaction.told(decision, made), _carry=carry,
     )  # fmt: skip
-
-
-def decide(storage: Storage, parent: Commit, asked: ForgetRequest) -> Decision:
-    """The decision what stays and what goes, as of a commit."""
-    every = fates(storage, parent, asked)
-    marks = {mark.commit for entry in parent.runs.values() for mark in entry.marks.values()}
-    kept = commits.read_all(storage, marks | {one.commit for one in every if one.stays}, parent)
-    known = {one.number: one for one in kept}
-    snapshot = Snapshot(storage, parent)
-    return Decision(snapshot, every, survivors(snapshot, asked, list(known.values())), known)
 
 
 # -- after checkpoints -------------------------------------------------------------------------------------------------
@@ -129,7 +119,7 @@ class _Forgetting:
         self.asked = asked
         self._redaction = redaction
         self._planned = planned
-        self._done: tuple[Decision, Draft] | None = None  # by an earlier try
+        self._done: Draft | None = None  # by an earlier try
 
     def adds(self, parent: Commit, attempt: Attempt) -> Addition:
         """The words of the commit that is to follow this one."""
@@ -138,12 +128,19 @@ class _Forgetting:
                 f"others committed {MOST_TRIES} times at {attempt.storage.url} while {self.asked} was to be committed; "
                 "nothing was forgotten: ask again. A writer that forgets does so after its next checkpoint"
             )
-        decision, made = self._redrafted(parent, attempt) or self._first(parent, attempt)
+        made = self._again(parent, attempt) or self._anew(parent, attempt)
+        decision, storage = made.decision, attempt.storage
         removed = {
-            "checkpoints": len(decision.fates) - len(decision.kept), "episodes": decision.survivors.goes,
-            "objects": len(made.gone), "bytes": sum(made.gone.values()), **self._redacted(decision, made),
+            "checkpoints": len(decision.fates) - len(decision.kept), "episodes": decision.episodes_gone,
+            "objects": len(made.gone), "bytes": sum(made.gone.values()),
         }  # fmt: skip
-        return {}, {**made.says, "removed": removed, "forgotten": note_forgotten(attempt.storage, parent, made.gone)}
+        if self._redaction is not None:
+            told = self._redaction.told(decision, made)
+            if told.obstacles:
+                why = "; ".join(told.obstacles)
+                raise ConflictError(f"the redaction at {storage.url} was not done: {why}. Plan again")
+            removed["redacted"] = told.episodes
+        return {}, {**made.says, "removed": removed, "forgotten": note_forgotten(storage, parent, made.gone)}
 
     def drafted(self, decision: Decision, attempt: Attempt) -> Draft:
         """The draft of what was decided, but for its table of what was forgotten."""
@@ -151,43 +148,28 @@ class _Forgetting:
             decision = self._redaction.applied(decision, is_dry=attempt.is_dry)
         return draft(decision, partial(attempt.write, new_session()))
 
-    def _first(self, parent: Commit, attempt: Attempt) -> tuple[Decision, Draft]:
-        decision = self._decided(parent, attempt.storage)
-        if decision.empty:
-            raise NothingToForgetError(f"nothing at {attempt.storage.url} is to be forgotten any more: plan again")
-        self._done = decision, self.drafted(decision, attempt)
-        return self._done
-
-    def _redrafted(self, parent: Commit, attempt: Attempt) -> tuple[Decision, Draft] | None:
+    def _again(self, parent: Commit, attempt: Attempt) -> Draft | None:
         """The draft of an earlier try, as it would follow this commit; None if it must be decided anew."""
         if self._done is None or self._redaction is not None:
             return None
-        decision, done = self._done
-        made = redraft(done, decision, parent, self.asked.run, partial(attempt.write, new_session()))
-        return None if made is None else (decision, made)
+        return redraft(self._done, parent, self.asked.run, partial(attempt.write, new_session()))
 
-    def _redacted(self, decision: Decision, made: Draft) -> dict[str, int]:
-        """The count of episodes of which nothing is left; ConflictError if something stands in the way by now."""
-        if self._redaction is None:
-            return {}
-        told = self._redaction.told(decision, made)
-        if told.obstacles:
-            url = decision.snapshot.storage.url
-            raise ConflictError(f"the redaction at {url} was not done: {'; '.join(told.obstacles)}. Plan again")
-        return {"redacted": told.episodes}
-
-    def _decided(self, parent: Commit, storage: Storage) -> Decision:
-        """The decision as of this commit, if that is what was planned."""
-        planned = self._planned
+    def _anew(self, parent: Commit, attempt: Attempt) -> Draft:
+        """The draft of what is decided as of this commit; ConflictError if that is not what was planned."""
+        planned, url = self._planned, attempt.storage.url
         if planned is not None and parent.digest == planned.parent.digest:
-            return planned
-        found = decide(storage, parent, self.asked)
-        if planned is not None and _goes(planned) != _goes(found):
-            raise ConflictError(
-                f"the archive at {storage.url} changed since commit {planned.parent.number}, so that something "
-                "else would be forgotten than was planned; nothing was committed: plan again"
-            )
-        return found
+            decision = planned
+        else:
+            decision = decide(attempt.storage, parent, self.asked)
+            if planned is not None and planned.goes != decision.goes:
+                raise ConflictError(
+                    f"the archive at {url} changed since commit {planned.parent.number}, so that something else would "
+                    "be forgotten than was planned; nothing was committed: plan again"
+                )
+        if decision.empty:
+            raise NothingToForgetError(f"nothing at {url} is to be forgotten any more: plan again")
+        self._done = self.drafted(decision, attempt)
+        return self._done
 
 
 def _commit(
@@ -202,12 +184,6 @@ def _commit(
         done.seconds,
     )  # fmt: skip
     return made
-
-
-def _goes(decision: Decision) -> tuple[set[int], set[Address]]:
-    """The checkpoints and segments that go."""
-    table = decision.snapshot.take(decision.gone, ADDRESS)
-    return {one.commit for one in decision.fates if not one.stays}, set(addresses(table))
 
 
 # -- undo --------------------------------------------------------------------------------------------------------------

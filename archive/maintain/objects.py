@@ -11,7 +11,7 @@ from archive import tables
 from archive.base import CorruptManifestError, CorruptStateError, escape, layout, records
 from archive.index import Reach, Walk
 from archive.log import Commit, FileRef, Pin, RunEntry, commits, files_there, new_session, tablefiles
-from archive.maintain.tags import read_tags
+from archive.maintain.tags import Tags
 from archive.store import Storage
 from archive.tables import among, distinct
 
@@ -88,7 +88,8 @@ def read_pins(storage: Storage) -> dict[str, str]:
 
 def retained(storage: Storage, head: Commit) -> list[Commit]:
     """The newest commit, and those that tags name."""
-    return [head, *commits.read_all(storage, {tag.commit for tag in read_tags(storage, head)} - {head.number}, head)]
+    tagged = {tag.commit for tag in Tags(storage, head).values()}
+    return [head, *commits.read_all(storage, tagged - {head.number}, head)]
 
 
 def retained_reach(storage: Storage, head: Commit, walk: Walk | None = None) -> Reach:

@@ -12,10 +12,10 @@ import numpy as np
 from archive.base import CorruptStateError, jsontree, layout, one_line
 from archive.index import Branches, checkpoint_places
 from archive.log import Commit, FileRef, commits, read_of, tablefiles
-from archive.maintain.draft import Decision, Draft
+from archive.maintain.draft import Draft
 from archive.maintain.objects import Watermarks, read_pins
-from archive.maintain.survivors import RUNNING, held
-from archive.maintain.tags import Tag, read_tags
+from archive.maintain.survivors import RUNNING, Decision, rows_held
+from archive.maintain.tags import Tag, Tags
 from archive.saved import UNCONSUMED, Part, TickObject
 from archive.store import Storage, split_key
 from archive.tables import LISTED, TABLES, among, mention, objects_of
@@ -35,12 +35,14 @@ def obstacles(
     nothing goes."""
     mentions, head, snapshot = _Mentions(storage, ids, shards), decision.parent, decision.snapshot
     mine = np.flatnonzero(among(snapshot.columns(["episode_id"])["episode_id"], ids))
-    live = [number for number, one in decision.known.items() if np.isin(mine, held(snapshot, one)).any()]
+    live = [number for number, one in decision.known.items() if np.isin(mine, rows_held(snapshot, one)).any()]
     if live:
         yield f"some of the episodes are live in checkpoints: {_checkpoints(decision, live)}; {_REMOVE}"
-    if RUNNING in decision.survivors.protected:
+    if RUNNING in decision.protected:
         yield f"some of the episodes are {RUNNING}: {_END}"
-    if _journaled_since(storage, head, ids):
+    journaled = Watermarks.of(head)
+    since = storage.scan("journal/") if any(entry.journal for entry in head.runs.values()) else ()
+    if _naming(storage, [one.key for one in since if journaled.awaited(one.key)], ids):
         yield f"what a running session has journaled since its newest checkpoint names some of them: {_END}"
     objects = shards | objects_of(snapshot.take(mine, ["shard", "chunks"]))
     pins = read_pins(storage)
@@ -49,7 +51,7 @@ def obstacles(
     bases = {split_key(key)[0] for key in objects} - {None}
     if urls := {head.base_urls.get(str(base), str(base)) for base in bases}:
         yield f"their steps lie in other archives: {_listed(sorted(urls))}; {_COPY}"
-    if tags := [tag.name for tag in read_tags(storage, head) if _in_tag(storage, head, tag, mentions)]:
+    if tags := [tag.name for tag in Tags(storage, head).values() if _in_tag(storage, head, tag, mentions)]:
         yield f"tags lead to them, and a tag stays: {_listed(tags)}; {_COPY}"
     if made is not None:
         yield from _in_checkpoints(storage, decision, made, mentions)
@@ -180,35 +182,19 @@ def _hearing(branches: Branches, sessions: Iterable[str]) -> set[str]:
     return out
 
 
-def _journaled_since(storage: Storage, head: Commit, ids: Set[str]) -> set[str]:
-    """Objects that can still be recovered, and name one of these episodes, or are damaged."""
-    if not any(entry.journal for entry in head.runs.values()):
-        return set()
-    journaled = Watermarks.of(head)
-    return _naming(storage, {one.key for one in storage.scan("journal/") if journaled.awaited(one.key)}, ids)
-
-
 def _naming(storage: Storage, keys: Iterable[str], ids: Set[str]) -> set[str]:
-    """The objects among these that name one of the episodes, or are damaged."""
+    """The objects among these that name one of the episodes, or are damaged: nobody knows what these say."""
     out, wanted = set(), sorted(keys)
     for at in range(0, len(wanted), _AT_ONCE):
         some = wanted[at : at + _AT_ONCE]
-        objects = zip(some, storage.get_all(some), strict=True)
-        out |= {key for key, data in objects if _is_named(data, key, storage.full_url(key), ids)}
+        for key, data in zip(some, storage.get_all(some), strict=True):
+            try:
+                found = TickObject(data, key, storage.full_url(key))
+                rows = [found.table(kind) for kind in ("segments", "ledger")]
+                texts = [text for of in found.index.attributes.values() for text in of.values()]
+                names = {name for text in texts for name in jsontree.loads(text, where=found.where)}
+            except CorruptStateError:
+                out.add(key)
+            else:
+                out |= {key} if names & ids or any(mention(table, {"episode_id": ids}) for table in rows) else set()
     return out
-
-
-def _is_named(data: bytes, key: str, where: str, ids: Set[str]) -> bool:
-    try:
-        return _names(TickObject(data, key, where), ids)
-    except CorruptStateError:  # nobody knows what it says
-        return True
-
-
-def _names(found: TickObject, ids: Set[str]) -> bool:
-    """True if what it says is of one of these episodes."""
-    rows = [found.table(kind) for kind in ("segments", "ledger")]
-    texts = [jsontree.loads(text, where=found.where) for of in found.index.attributes.values() for text in of.values()]
-    return any(mention(table, {"episode_id": ids}) for table in rows) or any(
-        name in ids for text in texts for name in text
-    )

@@ -73,17 +73,14 @@ class UpkeepPlan:
         done: Self = self._carry(self, *how)
         return replace(done, _carry=None)
 
-    @property
-    def told(self) -> str:
+    def __str__(self) -> str:
         """The text of it: what goes, what stays and why, and what was done."""
         lines = [f"{name}: {value}" for name, value in self.about.items() if value is not None]
         for _, columns, rows in self.tables:
             lines += ["", *tabulate(columns, rows)]
-        return visible("\n".join([*lines, "", *self.warnings]).rstrip())
-
-    def __str__(self) -> str:
         is_open = self._carry is not None and not self.empty and not self.obstacles
-        return self.told + (f"\n\nnothing is {self.yet} yet: plan.commit() does it" if is_open else "")
+        told = visible("\n".join([*lines, "", *self.warnings]).rstrip())
+        return told + (f"\n\nnothing is {self.yet} yet: plan.commit() does it" if is_open else "")
 
     def _repr_html_(self) -> str:
         found = {title: [dict(zip(columns, row, strict=True)) for row in rows] for title, columns, rows in self.tables}
@@ -262,16 +259,12 @@ def _summed(going: Sequence[CheckpointFate]) -> tuple[Any, ...]:
 @dataclass(frozen=True, slots=True)
 class ObjectFate:
     """An object that the newest commit does not need. reason: "forgotten" or "left behind"; None: it stays; why: the
-    same in more words.
-
-    listed: an earlier prune, which did not come to its end, has committed it already.
-    """
+    same in more words."""
 
     key: str
     bytes: int
     why: str
     reason: str | None = None
-    listed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

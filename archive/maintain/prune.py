@@ -23,7 +23,6 @@ from archive.log import (
     Change,
     Commit,
     CommitLog,
-    FileRef,
     new_session,
     read_of,
     tablefiles,
@@ -108,17 +107,19 @@ class Garbage:
         needed, pins = retained_reach(self._storage, head, self._walk).keys, {*read_pins(self._storage)}
         let_go = forgotten(self._storage, head)
         check_made(self._storage, let_go)
-        out = [self._forgotten(key, number, pins) for key, number in let_go.items() if key not in needed]
+        out = []
+        for key, number in let_go.items():
+            if key in needed:
+                continue
+            if key in pins or key.endswith(layout.PRUNED):
+                out.append(self._fate(key, PINNED if key in pins else LIST))
+            else:
+                out.append(self._fate(key, LET_GO, FORGOTTEN) if number <= self._settled else self._fate(key, WAITING))
         return [*out, *self._unknown(head, [k for k in self._stored if k not in needed and k not in let_go], pins)]
 
     def _fate(self, key: str, why: str, reason: str | None = None) -> ObjectFate:
         nbytes = self._stored[key].bytes if key in self._stored else 0  # it is gone already
-        return ObjectFate(key, nbytes, why, reason, why == UNFINISHED)
-
-    def _forgotten(self, key: str, number: int, pins: Set[str]) -> ObjectFate:
-        if key in pins or key.endswith(layout.PRUNED):
-            return self._fate(key, PINNED if key in pins else LIST)
-        return self._fate(key, LET_GO, FORGOTTEN) if number <= self._settled else self._fate(key, WAITING)
+        return ObjectFate(key, nbytes, why, reason)
 
     def _unknown(self, head: Commit, keys: list[str], pins: Set[str]) -> Iterator[ObjectFate]:
         """The fates of objects of which no table says what they are."""
@@ -204,12 +205,15 @@ def _carry_out(
     def adds(parent: Commit, attempt: Attempt) -> Addition:
         """Once more after each lost race: what goes by then, a part of what was planned."""
         going[:] = [one for one in garbage.fates(parent) if one.reason is not None and one.key in wanted]
-        listed = [one for one in going if not one.listed]
+        listed = [one for one in going if one.why != UNFINISHED]
         if not listed:
             raise _NothingToListError
         columns = {name: [getattr(one, name) for one in listed] for name in ("key", "bytes", "reason")}
         table = tables.from_columns("pruned", {**columns, "commit": [parent.number + 1] * len(listed)})
-        left = _left_forgotten(storage, parent, session, {one.key for one in listed if one.why == LET_GO})
+        left, gone = parent.forgotten, {one.key for one in listed if one.why == LET_GO}
+        if gone:
+            kept = without(tablefiles.load(storage, "forgotten", parent.files("forgotten")), gone)
+            left = (tablefiles.write(storage, session, "forgotten", kept),) if kept.num_rows else None
         removed = {"objects": len(listed), "bytes": sum(one.bytes for one in listed)}
         return {}, {
             "pruned": tablefiles.write(storage, session, "pruned", table), "forgotten": left, "removed": removed
@@ -227,16 +231,6 @@ def _carry_out(
     )  # fmt: skip
     told = {key: str(error) for key, error in errors.items()}
     return replace(planned, made=made, deleted=len(keys) - len(told), errors=told)
-
-
-def _left_forgotten(
-    storage: Storage, parent: Commit, session: str, gone: Collection[str]
-) -> tuple[FileRef, ...] | None:  # fmt: skip
-    """The files of the forgotten table without what goes."""
-    if not gone:
-        return parent.forgotten
-    left = without(tablefiles.load(storage, "forgotten", parent.files("forgotten")), gone)
-    return (tablefiles.write(storage, session, "forgotten", left),) if left.num_rows else None
 
 
 def _members(storage: Storage, keys: Collection[str]) -> Iterator[str]:

@@ -1,53 +1,60 @@
-"""Writing pieces of segments anew: read in batches in the form that is stored, and packed into shards close
-together."""
+"""Steps that are stored anew: read in batches in the form that is stored, packed into shards close together, and the
+rows that say where they are from then on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from archive import tables
-from archive.arrays import Ints
 from archive.index import Snapshot
-from archive.log import FileRef
+from archive.log import FileRef, tablefiles
 from archive.read import Reader, Spans, sizes
 from archive.shard import SHARD_BYTES, ShardWriter
 from archive.steps import Steps
+from archive.store import Storage
+from archive.tables import STRETCH
 from archive.write import Block, Pipeline, ShardObjects, Slab, owned, shard
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 READ_BYTES = 64 * 1024 * 1024
+WHERE = (*STRETCH, "shard", "start")  # which steps a row has, and where they are stored
 
-Places = dict[int, dict[str, Any]]  # number of a piece -> its shard, start, extents and schema
-
-
-@dataclass(frozen=True)
-class Relocation:
-    """Rows of the segments table, in order, whose steps lie elsewhere from now on: the columns that say where.
-
-    chunks: the file with the chunk rows of these places.
-    """
-
-    rows: Ints
-    places: Sequence[Mapping[str, Any]]
-    chunks: FileRef
+Place = dict[str, Any]  # the columns of a row that say where its steps are stored
 
 
 def write(
-    snapshot: Snapshot, layout: str, session: str, pieces: Steps, group: int = 0
-) -> tuple[Places, pa.Table]:  # fmt: skip
-    """Write some pieces to shards of their own: the place of each, and the chunk table of these shards.
+    storage: Storage, layout: str, session: str, groups: Sequence[tuple[Snapshot, Steps]]
+) -> tuple[list[Place], FileRef]:  # fmt: skip
+    """Write groups of pieces, each group to shards of its own: the place of each piece, one group after the other, and
+    the file with the chunk rows of these shards.
 
-    pieces: of rows of the segments table.  group: a number in the names of the shards, where a writer's have its rank.
+    The pieces are of rows of the snapshot's table; the number of a group is in the names of its shards, where a
+    writer's have its rank.
     """
+    found = [_written(snapshot, layout, session, pieces, n) for n, (snapshot, pieces) in enumerate(groups)]
+    chunks = tablefiles.write(storage, session, "chunks", tables.concat("chunks", [table for _, table in found]))
+    return [place | tablefiles.chunk_columns(chunks) for places, _ in found for place in places], chunks
+
+
+def cut(row: Mapping[str, Any], lo: int, hi: int) -> dict[str, Any]:
+    """A row of the segments or late table cut to its steps [lo, hi)."""
+    out = dict(row) | {name: row[name] + lo for name in ("position", "start", "episode_start") if name in row}
+    if row.get("weights") is not None:
+        out["weights"] = tables.cut_weights(row["weights"], lo, hi)
+    return out | {"length": hi - lo}
+
+
+def _written(
+    snapshot: Snapshot, layout: str, session: str, pieces: Steps, group: int
+) -> tuple[list[Place], pa.Table]:  # fmt: skip
     shards = ShardWriter(snapshot.storage, layout)
     pipeline = Pipeline(shards, ShardObjects(shards, session, group))
-    places: Places = {}
+    places: dict[int, Place] = {}
 
     def describe(slab: Slab, key: str) -> pa.Table:
         extents = tables.extents(slab.extents, len(slab.start)).to_pylist()
@@ -62,7 +69,8 @@ def write(
         written = pipeline.wait(pipeline.uncommitted())
     finally:
         pipeline.close()
-    return places, tables.concat("chunks", [w.chunks for w in written if w.chunks is not None])
+    chunks = tables.concat("chunks", [one.chunks for one in written if one.chunks is not None])
+    return [places[number] for number in range(len(pieces))], chunks
 
 
 def _shards(blocks: Iterable[Block]) -> Iterator[list[Block]]:

@@ -9,14 +9,14 @@ from typing import Any
 
 from archive.base import MissingObjectError, NotFoundError, UsageError
 from archive.checkpoint import Keep, candidates, read_clock
-from archive.log import Commit, Mark, RunEntry, read_of, tablefiles
+from archive.log import Commit, RunEntry, read_of, tablefiles
 from archive.maintain.plans import CheckpointFate
-from archive.maintain.tags import read_tags
+from archive.maintain.tags import Tags
 from archive.store import Storage
 
 UNREFERENCED, SUPERSEDED = "unreferenced", "superseded"
 EVERY, OTHER_RUN = "all checkpoints stay", "of another run"
-_COLUMNS = ("commit", "run", "session", "name", "step", "whole", "created_at", "metrics", "manifest")
+_TOLD = ("commit", "run", "session", "name", "step", "whole", "created_at", "manifest")  # of a checkpoint's fate
 _REMEDY = (
     "say which checkpoints stay, by keep=archive.Keep(last=5, every=100, within='7d', best=('return', 3)), or which "
     "episodes go, by episodes='unreferenced', episodes='superseded', where=... or ids=[...]"
@@ -90,7 +90,7 @@ def fates(storage: Storage, head: Commit, asked: ForgetRequest) -> list[Checkpoi
     UsageError for a policy that wants none of them: it would leave only what is protected. NotFoundError for a run that
     is not there.
     """
-    rows = tablefiles.load(storage, "checkpoints", head.files("checkpoints"), _COLUMNS).to_pylist()
+    rows = tablefiles.load(storage, "checkpoints", head.files("checkpoints"), (*_TOLD, "metrics")).to_pylist()
     reasons: Reasons = {row["commit"]: [EVERY] if asked.keep is None else [] for row in rows}
     if asked.run is not None and asked.run not in head.runs:
         raise NotFoundError(
@@ -108,12 +108,8 @@ def fates(storage: Storage, head: Commit, asked: ForgetRequest) -> list[Checkpoi
         _check_wants(rows, asked, reasons)
     for commit, reason in (*_newest(rows, head), *_resumed(storage, rows, head), *_tagged(storage, rows, head)):
         reasons[commit].append(reason)
-    return [_fate(row, tuple(dict.fromkeys(reasons[row["commit"]]))) for row in rows]
-
-
-def _fate(row: Row, reasons: tuple[str, ...]) -> CheckpointFate:
-    given = {name: row[name] for name in _COLUMNS if name != "metrics"}
-    return CheckpointFate(**given, reasons=reasons)
+    every = [{**row, "reasons": tuple(dict.fromkeys(reasons[row["commit"]]))} for row in rows]
+    return [CheckpointFate(**{name: one[name] for name in (*_TOLD, "reasons")}) for one in every]
 
 
 def _check_wants(rows: list[Row], asked: ForgetRequest, reasons: Reasons) -> None:
@@ -136,18 +132,14 @@ def _newest(rows: list[Row], head: Commit) -> Iterator[tuple[int, str]]:
     for run, entry in head.runs.items():
         for name, mark in entry.marks.items():
             words = "newest whole of its run" if name == "latest" else "newest of its run with buffers"
-            for commit in _of_mark(rows, run, mark):
-                newest[run] = max(commit, newest.get(run, 0))
-                yield commit, words
+            named = (run, mark.session, mark.name)  # a compaction publishes it again, under a number that has no row
+            for row in rows:
+                if row["whole"] and (row["run"], row["session"], row["name"]) == named:
+                    newest[run] = max(row["commit"], newest.get(run, 0))
+                    yield row["commit"], words
     for row in rows:
         if not row["whole"] and row["commit"] > newest.get(row["run"], 0):
             yield row["commit"], "newer than the newest whole of its run"
-
-
-def _of_mark(rows: list[Row], run: str, mark: Mark) -> list[int]:
-    """Its row: a compaction publishes a checkpoint again, under a number that has none."""
-    named = (run, mark.session, mark.name)
-    return [row["commit"] for row in rows if row["whole"] and (row["run"], row["session"], row["name"]) == named]
 
 
 def _resumed(storage: Storage, rows: list[Row], head: Commit) -> Iterator[tuple[int, str]]:
@@ -182,7 +174,7 @@ def _published(storage: Storage, rows: list[Row], head: Commit, number: int) -> 
 
 def _tagged(storage: Storage, rows: list[Row], head: Commit) -> Iterator[tuple[int, str]]:
     """The checkpoints that tags name: one, or all that there were as of a commit."""
-    for tag in read_tags(storage, head):
+    for tag in Tags(storage, head).values():
         for row in rows:
             named = row["commit"] == tag.commit or (row["run"], row["name"]) == (tag.run, tag.checkpoint)
             if named if tag.checkpoint is not None else row["commit"] <= tag.commit:

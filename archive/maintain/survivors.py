@@ -1,12 +1,13 @@
-"""Which rows of the segments table stay when an archive lets go, and how the episodes fare, in groups.
+"""What stays of an archive as of a commit when it lets go: its checkpoints, rows of its segments table, and how the
+episodes fare, in groups.
 
 An episode that stays has all that makes it up as of now, and all that a checkpoint that stays has of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,15 +17,15 @@ from archive.arrays import Ints, Mask
 from archive.base import CorruptManifestError, NotFoundError, at_once
 from archive.index import ByWriter, EpisodeIndex, Snapshot, chains, held_rows, value_set
 from archive.ledger import LedgerView, names, of_run
-from archive.log import CheckpointRecord, Commit, Mark, RunEntry, read_of
+from archive.log import CheckpointRecord, Commit, FileRef, Mark, RunEntry, commits, read_of
 from archive.maintain.objects import read_pins
-from archive.maintain.plans import EpisodesFate
-from archive.maintain.retention import SUPERSEDED, ForgetRequest, has_own
-from archive.maintain.tags import read_tags
+from archive.maintain.plans import CheckpointFate, EpisodesFate
+from archive.maintain.retention import SUPERSEDED, ForgetRequest, fates, has_own
+from archive.maintain.tags import Tags
 from archive.read import Episodes, Reader
 from archive.saved import Part
 from archive.store import Storage
-from archive.tables import ADDRESS, among
+from archive.tables import ADDRESS, Address, among
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,14 +42,58 @@ _AT_ONCE = 16  # staged objects
 
 
 @dataclass(frozen=True)
-class KeptRows:
-    """The rows that stay, and the groups of episodes. `goes`: how many episodes go. `protected`: why some stay that
-    were asked for, but for what checkpoints hold."""
+class Decision:
+    """A decision what stays of an archive as of a commit: its checkpoints, and the rows of its segments table.
 
+    known: the commits of the checkpoints that stay, by number.  episodes: all of them, in groups.  episodes_gone: how
+    many go.  protected: why some stay that were asked for, but for what checkpoints hold.  moved: the segments and late
+    tables, where steps lie elsewhere from then on, as the chunk rows in `chunks` say.
+    """
+
+    snapshot: Snapshot
+    fates: Sequence[CheckpointFate]
+    known: Mapping[int, Commit] = field(repr=False)
     rows: Mask
-    groups: tuple[EpisodesFate, ...]
-    goes: int
+    episodes: tuple[EpisodesFate, ...]
+    episodes_gone: int = 0
     protected: tuple[str, ...] = ()
+    moved: Mapping[str, pa.Table] = field(default_factory=dict)
+    chunks: FileRef | None = None
+
+    @property
+    def parent(self) -> Commit:
+        """The commit as of which it was decided."""
+        return self.snapshot.commit
+
+    @property
+    def gone(self) -> Ints:
+        """The numbers of the rows that go."""
+        return np.flatnonzero(~self.rows)
+
+    @property
+    def kept(self) -> list[CheckpointFate]:
+        """The checkpoints that stay."""
+        return [one for one in self.fates if one.stays]
+
+    @property
+    def goes(self) -> tuple[set[int], set[Address]]:
+        """The checkpoints and segments that go."""
+        addresses = tables.addresses(self.snapshot.take(self.gone, ADDRESS))
+        return {one.commit for one in self.fates if not one.stays}, set(addresses)
+
+    @property
+    def empty(self) -> bool:
+        """True if nothing goes."""
+        return bool(self.rows.all()) and len(self.kept) == len(self.fates)
+
+
+def decide(storage: Storage, parent: Commit, asked: ForgetRequest) -> Decision:
+    """The decision what stays and what goes, as of a commit. NotFoundError for a run or an id that is not there."""
+    every = fates(storage, parent, asked)
+    marks = {mark.commit for entry in parent.runs.values() for mark in entry.marks.values()}
+    kept = commits.read_all(storage, marks | {one.commit for one in every if one.stays}, parent)
+    known = {one.number: one for one in kept}
+    return _decided(Snapshot(storage, parent), asked, every, known)
 
 
 class _ByEpisode:
@@ -79,15 +124,18 @@ def _text(snapshot: Snapshot, name: str) -> pa.ChunkedArray:
     return snapshot.columns([name])[name].cast(pa.string())
 
 
-def survivors(snapshot: Snapshot, asked: ForgetRequest, kept: Sequence[Commit]) -> KeptRows:
-    """The rows that stay, with these checkpoints kept, and how the episodes fare. NotFoundError for an id that no
-    episode has."""
+def _decided(
+    snapshot: Snapshot, asked: ForgetRequest, every: Sequence[CheckpointFate], known: Mapping[int, Commit]
+) -> Decision:  # fmt: skip
+    """The decision with these checkpoints kept."""
     rows = _ByEpisode(snapshot)
     if not asked.lets_episodes_go:
-        every = np.ones(len(rows.code), bool)
-        nobody = np.zeros(len(rows.names), bool)
-        return KeptRows(every, tuple(_groups(rows, every, [(NOT_ASKED, ~nobody)], nobody, GOES)), 0)
-    held, chosen, protected = _held(snapshot, kept), _chosen(rows, asked), _protected(rows, asked)
+        stays, nobody = np.ones(len(rows.code), bool), np.zeros(len(rows.names), bool)
+        groups = _groups(rows, stays, [(NOT_ASKED, ~nobody)], nobody, GOES)
+        return Decision(snapshot, every, known, stays, tuple(groups))
+    held, chosen, protected = np.zeros(snapshot.rows, bool), _chosen(rows, asked), _protected(rows, asked)
+    for commit in known.values():
+        held[rows_held(snapshot, commit)] = True
     held_ids = rows.marked(held)
     reasons = [(HELD, held_ids), *protected, (NOT_ASKED, ~chosen)]
     may_go = chosen[rows.code] & (~rows.current if asked.episodes == SUPERSEDED else True)
@@ -97,10 +145,10 @@ def survivors(snapshot: Snapshot, asked: ForgetRequest, kept: Sequence[Commit]) 
     gone = ~rows.marked(stays)
     kept_for = tuple(reason for reason, mask in protected if (mask & chosen).any())
     groups = _groups(rows, stays, reasons, gone, CHOSEN if asked.episodes is None else GOES)
-    return KeptRows(stays, tuple(groups), int(gone.sum()), kept_for)
+    return Decision(snapshot, every, known, stays, tuple(groups), int(gone.sum()), kept_for)
 
 
-def held(snapshot: Snapshot, commit: Commit) -> Ints:
+def rows_held(snapshot: Snapshot, commit: Commit) -> Ints:
     """The rows that hold what is live in a checkpoint, and the rest of their episodes; none where only tables of an
     earlier commit have them, to which an earlier forgetting left it."""
     if commit.live is None:
@@ -109,13 +157,6 @@ def held(snapshot: Snapshot, commit: Commit) -> Ints:
         return held_rows(snapshot, commit)
     except CorruptManifestError:
         return np.zeros(0, np.int64)
-
-
-def _held(snapshot: Snapshot, kept: Sequence[Commit]) -> Mask:
-    out = np.zeros(snapshot.rows, bool)
-    for commit in kept:
-        out[held(snapshot, commit)] = True
-    return out
 
 
 def _chosen(rows: _ByEpisode, asked: ForgetRequest) -> Mask:
@@ -155,7 +196,7 @@ def _protected(rows: _ByEpisode, asked: ForgetRequest) -> list[tuple[str, Mask]]
     if asked.ids is None:
         awaited = [among(rows.names, ids) for ids in _awaited(storage, head)]
         found.append((AWAITED, np.any([np.zeros(len(rows.names), bool), *awaited], axis=0)))
-    for tag in read_tags(storage, head):
+    for tag in Tags(storage, head).values():
         if tag.checkpoint is None:
             found.append((f"tag {tag.name!r}", rows.marked(_plain(snapshot, "commit") <= tag.commit)))
     return found

@@ -21,7 +21,7 @@ from archive.base import (
     tabulate,
 )
 from archive.checkpoint import Checkpoint
-from archive.log import Addition, Attempt, Change, Commit, CommitLog, commits, tablefiles
+from archive.log import Addition, Attempt, Change, Commit, CommitLog, tablefiles
 from archive.store import Storage
 from archive.views import reports
 
@@ -46,15 +46,6 @@ class Tag:
 COLUMNS = tuple(one.name for one in fields(Tag))
 
 
-def read_tags(storage: Storage, head: Commit) -> list[Tag]:
-    """The tags of an archive in the order in which they were given, as of a commit."""
-    return [Tag(**row) for row in _table(storage, head).to_pylist()]
-
-
-def _table(storage: Storage, head: Commit) -> pa.Table:
-    return tablefiles.load(storage, "tags", head.files("tags")).drop_columns(["commit"]).rename_columns(COLUMNS)
-
-
 class Tags(Mapping[str, Tag]):
     """The tags of an archive by name, in the order in which they were given. As of one commit."""
 
@@ -65,7 +56,8 @@ class Tags(Mapping[str, Tag]):
     @cached_property
     def table(self) -> pa.Table:
         """One row a tag: name, commit, checkpoint, run, by, created_at."""
-        return _table(self._storage, self._head)
+        rows = tablefiles.load(self._storage, "tags", self._head.files("tags"))
+        return rows.drop_columns(["commit"]).rename_columns(COLUMNS)
 
     @cached_property
     def _by_name(self) -> dict[str, Tag]:
@@ -98,11 +90,6 @@ class Tags(Mapping[str, Tag]):
 
     def __repr__(self) -> str:
         return "\n".join([one_line(f"<{len(self)} tags at {self._storage.url}>"), *tabulate(COLUMNS, self._rows)])
-
-
-def opened_at(storage: Storage, name: str) -> int:
-    """The number of the commit that a tag names. NotFoundError names the tags that there are."""
-    return Tags(storage, commits.newest(storage))[name].commit
 
 
 def add(log: CommitLog, name: str, what: Checkpoint | int | None = None, by: str | None = None) -> Commit:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from archive.store import Storage
 from archive.tables import objects_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +89,12 @@ def usage(storage: Storage, head: Commit) -> Usage:
         if key in live or tails.awaited(key):
             reason = "live"
         elif key.partition("/")[0] in FOLDERS and not key.endswith(layout.PRUNED):
-            reason = _reason(key, reach, held, forgot=head.let_go is not None)
+            if key in reach:
+                reason = "checkpoints" if held.get(key, True) else "forgettable"
+            else:  # where nothing was forgotten, each commit can still be opened
+                reason = "forgettable" if head.let_go is None else "prunable"
         out[reason] += Tally(found.bytes, 1)
     return Usage(**out)
-
-
-def _reason(key: str, reach: Set[str], held: Mapping[str, bool], *, forgot: bool) -> str:
-    """Why an object is there that the newest checkpoints do not need. held: shard of the newest tables -> whether a
-    checkpoint holds something of it."""
-    if key in reach:
-        return "checkpoints" if held.get(key, True) else "forgettable"
-    return "prunable" if forgot else "forgettable"  # where nothing was forgotten, each commit can still be opened
 
 
 def _live(storage: Storage, head: Commit) -> set[str]:
@@ -120,14 +115,10 @@ def _held(storage: Storage, head: Commit) -> dict[str, bool]:
     """Shards and chunk files of the newest segments table -> whether an episode in them is live in some checkpoint."""
     snapshot = Snapshot(storage, head)
     segments = snapshot.columns([*tables.LOCATING, "chunks"])
-    touched = np.flatnonzero(tables.touched(_live_runs(storage, head), segments))
+    saved = commits.read_all(storage, (number for number, _ in checkpoint_places(storage, head)), head)
+    live = tablefiles.load(storage, "live", [one.live for one in saved if one.live is not None])
+    touched = np.flatnonzero(tables.touched(live, segments))
     index = EpisodeIndex(snapshot, lambda: touched)
     episodes = np.unique(index.episode_of_row[touched])
     rows = np.union1d(touched, index.chains.rows_of(episodes[episodes >= 0]))
     return dict.fromkeys(objects_of(segments), False) | dict.fromkeys(objects_of(segments.take(rows)), True)
-
-
-def _live_runs(storage: Storage, head: Commit) -> pa.Table:
-    """The live runs of all checkpoints, one after the other."""
-    saved = commits.read_all(storage, (number for number, _ in checkpoint_places(storage, head)), head)
-    return tablefiles.load(storage, "live", [one.live for one in saved if one.live is not None])

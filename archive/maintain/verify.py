@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from archive.maintain.evidence import Evidence, leftovers
 from archive.maintain.objects import History, retained, retained_reach
 from archive.read import Reader, Selection, Spans, indexes_of, sizes
 from archive.saved import Part
-from archive.shard import checksum
 from archive.store import Roots, split_key
 from archive.tables import CHUNK_FILE, among, distinct, of_segments
 
@@ -79,19 +78,12 @@ class Report:
         return not self.findings and not self.not_allowed
 
 
-class Opened(Protocol):
-    """An archive as it is open, as of a commit."""
-
-    @property
-    def snapshot(self) -> Snapshot: ...
-
-
-def verify(archive: Opened, *, deep: bool = False, progress: Callable[[Report], None] | None = None) -> Report:
-    """Check all commits, their tables, what their checkpoints staged, that the live steps of each checkpoint are in
-    its tables, that no episode goes on from a branch that a resume left behind, and every shard of the newest: that
-    its first bytes are there or, if `deep`, that every byte is as it was written and every step can be read. Where
-    something was let go of, the tables, checkpoints and shards are those that the newest commit and the tagged ones
-    lead to: what else there was need not be there.
+def verify(archive: Any, *, deep: bool = False, progress: Callable[[Report], None] | None = None) -> Report:
+    """Check all commits of an archive, their tables, what their checkpoints staged, that the live steps of each
+    checkpoint are in its tables, that no episode goes on from a branch that a resume left behind, and every shard of
+    the newest: that its first bytes are there or, if `deep`, that every byte is as it was written and every step can be
+    read. Where something was let go of, the tables, checkpoints and shards are those that the newest commit and the
+    tagged ones lead to: what else there was need not be there.
 
     So are what the newest sessions of runs have journaled beyond their checkpoints: where it is damaged, what lies
     beyond cannot be recovered. That breaks no promise of a commit, so it is a warning and no finding.
@@ -225,10 +217,7 @@ class _Verification:
         """The live steps of each checkpoint must be in the tables that it is read with."""
         places = self.attempt("the checkpoints table", lambda: checkpoint_places(self._storage, self._head)) or ()
         for number, manifest in sorted(places, key=lambda place: place[0]):
-            self.attempt(layout.commit_key(number), partial(self._locate, number, manifest))
-
-    def _locate(self, number: int, manifest: int | None) -> None:
-        self._checkpoint(number, manifest).groups  # noqa: B018
+            self.attempt(layout.commit_key(number), lambda: self._checkpoint(number, manifest).groups)  # noqa: B023
 
     def _checkpoint(self, number: int, manifest: int | None) -> Checkpoint:
         return Checkpoints(self._storage, self._head, later=self._snapshot.later).at_commit(number, manifest)
@@ -340,17 +329,32 @@ class _Verification:
         self.report.bytes += reads.fetched_bytes
         for piece in reads.pieces:
             data = memoryview(blocks[piece.request])[piece.start : piece.start + piece.size]
-            sound = chunkindex.stored_checksum(data, piece) == piece.crc32c
-            if piece.array != METADATA:
-                sound = sound and checksum(data[:-4]) == piece.crc32c
-            if not sound:
+            if not chunkindex.is_sound(data, piece.crc32c, is_chunk=piece.array != METADATA):
                 self._find(index.shard, f"{piece.member!r} does not match its checksum", episodes)
 
     def at_contents(self) -> None:
         """Steps must come out of shards as tables say that they lie there."""
-        find = partial(unreadable, self._snapshot, self._roots, {one.object for one in self.report.findings})
-        for shard, name, why in self.attempt("the segments table", lambda: list(find())) or ():
+        for shard, name, why in self.attempt("the segments table", lambda: list(self._unreadable())) or ():
             self._find(shard, why, (name,))
+
+    def _unreadable(self) -> Iterator[tuple[str, str, str]]:
+        """The first segment in each shard that does not come out of it as tables and schemas say, but for shards of
+        which something is found already: the shard, the episode, and why. All others are read, in runs of bounded
+        size."""
+        table = self._snapshot.columns(["shard", "length", "episode_id"])
+        shards, bad = np.array(table["shard"].to_pylist(), object), {one.object for one in self.report.findings}
+        there = [n for n, one in enumerate(shards) if one is not None and self._roots.allows(split_key(one)[0])]
+        rows = np.array([n for n in there if shards[n] not in bad], np.int64)
+        rows = rows[np.argsort(shards[rows].astype(str), kind="stable")]
+        reader, spans = Reader(self._snapshot), Spans.of_each(rows, 0 * rows, table["length"].to_numpy()[rows])
+        for start, stop in sizes.runs(reader.as_written().sizes(spans), _READ_BYTES):
+            if _why(reader, spans, range(start, stop)) is None:
+                continue
+            for n in range(start, stop):
+                shard = shards[rows[n]]
+                if shard not in bad and (why := _why(reader, spans, range(n, n + 1))) is not None:
+                    bad.add(shard)
+                    yield shard, table["episode_id"][int(rows[n])].as_py(), why
 
     # -- what else there is --------------------------------------------------------------------------------------------
 
@@ -394,25 +398,6 @@ def _against(ck: Checkpoint, problems: dict[str, str]) -> str | None:
         return str(e)
     needed = {key for name in rows.column_names for key in distinct(rows[name])}
     return next((f"{key}: {problems[key]}" for key in sorted(needed & problems.keys())), None)
-
-
-def unreadable(snapshot: Snapshot, roots: Roots, known: set[str]) -> Iterator[tuple[str, str, str]]:
-    """The first segment in each shard that does not come out of it as tables and schemas say, but for shards of which
-    that is known: the shard, the episode, and why. All others are read, in runs of bounded size."""
-    table = snapshot.columns(["shard", "length", "episode_id"])
-    shards, bad = np.array(table["shard"].to_pylist(), object), set(known)
-    there = [n for n, one in enumerate(shards) if one is not None and roots.allows(split_key(one)[0])]
-    rows = np.array([n for n in there if shards[n] not in bad], np.int64)
-    rows = rows[np.argsort(shards[rows].astype(str), kind="stable")]
-    reader, spans = Reader(snapshot), Spans.of_each(rows, 0 * rows, table["length"].to_numpy()[rows])
-    for start, stop in sizes.runs(reader.as_written().sizes(spans), _READ_BYTES):
-        if _why(reader, spans, range(start, stop)) is None:
-            continue
-        for n in range(start, stop):
-            shard = shards[rows[n]]
-            if shard not in bad and (why := _why(reader, spans, range(n, n + 1))) is not None:
-                bad.add(shard)
-                yield shard, table["episode_id"][int(rows[n])].as_py(), why
 
 
 def _why(reader: Reader, spans: Spans, numbers: range) -> str | None:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,13 +28,12 @@ from archive.log import Addition, Attempt, Change, Commit, CommitLog, FileRef, c
 from archive.maintain import relocation
 from archive.read import Reader, Spans
 from archive.shard import SHARD_BYTES
-from archive.steps import Steps, codes
-from archive.tables import ADDRESS, Address, addresses, among, coded, distinct
+from archive.steps import Steps, codes, places, row_codes
+from archive.tables import ADDRESS, among, coded, distinct
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-WHERE = ("position", "start", "length", "shard")
 MIN_FULL = 0.25  # of a full shard: below it, a request for one is short beside its latency
 MANY = 4  # of a buffer: fewer are left for later, or a few bytes more would have as many as a small shard has rewritten
 
@@ -62,16 +61,11 @@ def compact(
     if not len(live):
         return Compacted(0, 0, None)
     session = new_session()
-    places: relocation.Places = {}
-    parts = []
-    for number, held in enumerate(dict.fromkeys(owner[live].tolist())):  # the number is in their names, as a rank is
-        group = np.flatnonzero(owner == held)
-        placed, table = relocation.write(archive.snapshot, archive.layout, session, pieces.pick(group), number)
-        places |= {int(group[i]): place for i, place in placed.items()}
-        parts.append(table)
-    chunks = tablefiles.write(archive.storage, session, "chunks", tables.concat("chunks", parts))
-    rows = _replacement_rows(archive, pieces, places, chunks)
-    made = _Rewritten(archive, session, chunks, rows, _planned(archive, pieces)).commit()
+    groups = [np.flatnonzero(owner == held) for held in dict.fromkeys(owner[live].tolist())]
+    read = [(archive.snapshot, pieces.pick(group)) for group in groups]
+    placed, chunks = relocation.write(archive.storage, archive.layout, session, read)
+    where = dict(zip(np.concatenate(groups).tolist(), placed, strict=True))
+    made = _Rewritten(archive, session, chunks, *_replacement_rows(archive, pieces, where)).commit()
     archive.refresh()
     return Compacted(shards, int(pieces.pick(live).length.sum()), made.number)
 
@@ -136,15 +130,10 @@ def _sparse(snapshot: Snapshot, live: Steps, min_alive: float) -> set[str]:
 
 
 def _divisible(schemas: pa.ChunkedArray) -> Mask:
-    """A mask of the segments that can be cut anywhere, by their schemas."""
+    """A mask of the segments that can be cut anywhere, as no field has other rows than one a step."""
     texts, code = coded(schemas)
-    return np.array([_is_divisible(text) for text in texts], bool)[code]
-
-
-@cache
-def _is_divisible(schema: str) -> bool:
-    """True if no field has other rows than one a step."""
-    return all(f.per_step or f.axis in NODES for f in loads(schema).fields)
+    every = [all(field.per_step or field.axis in NODES for field in loads(text).fields) for text in texts]
+    return np.array(every, bool)[code]
 
 
 def _cut(snapshot: Snapshot, live: Steps, shards: set[str]) -> tuple[Steps, Mask]:
@@ -174,8 +163,13 @@ def _small(snapshot: Snapshot, rows: Ints, owner: Ints, min_full: float) -> set[
     for held, schema, shard in zip(*columns, strict=True):
         if sizes[shard] < min_full * SHARD_BYTES:
             groups.setdefault((held, schema), set()).add(shard)
-    wrote = {escape(name) for name in distinct(snapshot.columns(["session"])["session"])}
-    return {shard for group in groups.values() for shard in _joinable(group, wrote)}
+    wrote, out = {escape(name) for name in distinct(snapshot.columns(["session"])["session"])}, set[str]()
+    for group in groups.values():
+        makers = {shard: _maker(shard, wrote) for shard in group}
+        count = Counter(makers.values())
+        found = {shard for shard, maker in makers.items() if maker == shard or count[maker] == 1}
+        out |= found if len(found) >= MANY else set()
+    return out
 
 
 def _sizes(snapshot: Snapshot) -> dict[str, int]:
@@ -189,22 +183,13 @@ def _sizes(snapshot: Snapshot) -> dict[str, int]:
     return {s: max(size, reader.shards.shard_bytes(s)) for s, size in zip(segments.shards, sizes, strict=True)}
 
 
-def _joinable(shards: Iterable[str], wrote: set[str]) -> set[str]:
-    """The shards of one buffer and schema that can be joined, if they are many.
-
-    wrote: the sessions (escaped) that wrote steps; all others that made shards moved them.
-
-    What one compaction made of a buffer is full, but for the last: where several of these seem small, they are of text,
-    whose length no table says, and it would be done again and again.
-    """
-    makers = {shard: _maker(shard, wrote) for shard in shards}
-    count = Counter(makers.values())
-    found = {shard for shard, maker in makers.items() if maker == shard or count[maker] == 1}
-    return found if len(found) >= MANY else set()
-
-
 def _maker(shard: str, wrote: set[str]) -> str:
-    """The part of a name that all shards have which a compaction made for the same buffer; any other shard itself."""
+    """The part of a name that all shards have which a compaction made for the same buffer; any other shard itself.
+
+    wrote: the sessions (escaped) that wrote steps; all others that made shards moved them. What one compaction made of
+    a buffer is full, but for the last: where several of these seem small, they are of text, whose length no table says,
+    and it would be done again and again.
+    """
     session = layout.session_of(shard)
     moved = session is not None and session not in wrote and shard.startswith("shards/")
     return shard.partition("-")[2] if moved else shard
@@ -214,53 +199,39 @@ def _maker(shard: str, wrote: set[str]) -> str:
 
 
 def _replacement_rows(
-    archive: Archive, pieces: Steps, places: relocation.Places, chunks: FileRef
-) -> dict[Address, list[dict[str, Any]]]:
-    """Address of an affected row -> its pieces as rows. The last piece keeps the address, for what follows it."""
-    rows = archive.snapshot.take(pieces.stream, tables.schema("segments").names).to_pylist()
-    out: dict[Address, list[dict[str, Any]]] = {}
-    for i, (row, lo, hi) in enumerate(zip(rows, pieces.lo.tolist(), pieces.hi.tolist(), strict=True)):
-        before = out.setdefault((row["session"], row["rank"], row["sequence"]), [])
-        _narrow(row, lo, hi, before[-1] if before else None)
-        if i in places:
-            row |= places[i] | tablefiles.chunk_columns(chunks)
-        before.append(row)
-    return out
-
-
-def _narrow(row: dict[str, Any], lo: int, hi: int, before: dict[str, Any] | None) -> None:
-    """Cut a row to the steps of one of its pieces."""
-    if hi < row["length"]:  # not the last: an address of its own, below 0 where no writer counts
-        row["sequence"] = -1 - secrets.randbits(62)
-        row |= {"last": False, "terminated": None, "truncated": None, "reason": None, "return": None}
-    for name in ("position", "start", "episode_start"):
-        row[name] += lo
-    row["length"] = hi - lo
-    if row["weights"] is not None:
-        row["weights"] = tables.cut_weights(row["weights"], lo, hi)
-    if before is not None:
-        row |= {"first": False, "replaces": False}
-        row["predecessor"] = chains.address(before["session"], before["rank"], before["sequence"])
-
-
-def _planned(archive: Archive, pieces: Steps) -> dict[Address, dict[str, Any]]:
-    """Address of an affected row -> where its steps were stored when the compaction was planned."""
-    rows = archive.snapshot.take(np.unique(pieces.stream), [*ADDRESS, *WHERE])
-    return dict(zip(addresses(rows), rows.select(WHERE).to_pylist(), strict=True))
+    archive: Archive, pieces: Steps, where: Mapping[int, relocation.Place]
+) -> tuple[pa.Table, list[tuple[int, Mapping[str, Any]]]]:
+    """The affected rows, and their pieces as rows, each with the number of the one that it is of. The last piece keeps
+    the address, for what follows it. where: by the number of a piece that was written anew, its place."""
+    affected, number = np.unique(pieces.stream, return_inverse=True)
+    table = archive.snapshot.take(affected, tables.schema("segments").names)
+    whole, out = table.to_pylist(), list[tuple[int, Mapping[str, Any]]]()
+    for i, (at, lo, hi) in enumerate(zip(number.tolist(), pieces.lo.tolist(), pieces.hi.tolist(), strict=True)):
+        row = relocation.cut(whole[at], lo, hi)
+        if hi < whole[at]["length"]:  # not the last: an address of its own, below 0 where no writer counts
+            row["sequence"] = -1 - secrets.randbits(62)
+            row |= {"last": False, "terminated": None, "truncated": None, "reason": None, "return": None}
+        if out and out[-1][0] == at:
+            before = out[-1][1]
+            row |= {"first": False, "replaces": False}
+            row["predecessor"] = chains.address(before["session"], before["rank"], before["sequence"])
+        out.append((at, row | where.get(i, {})))
+    return table, out
 
 
 @dataclass(frozen=True)
 class _Rewritten:
     """Steps that were written anew, ready to be committed.
 
-    rows: address of an affected row -> its pieces as rows.  planned: where its steps were stored when they were read.
+    before: the affected rows as they were when their steps were read.  rows: those in their places, each with the
+    number of the one that it is a piece of.
     """
 
     archive: Archive
     session: str
     chunks: FileRef
-    rows: dict[Address, list[dict[str, Any]]]
-    planned: dict[Address, dict[str, Any]]
+    before: pa.Table
+    rows: Sequence[tuple[int, Mapping[str, Any]]]
 
     def commit(self) -> Commit:
         """The last of the commits: one with the new rows, and one for each checkpoint that is published again."""
@@ -275,26 +246,21 @@ class _Rewritten:
 
     def _replaced(self, parent: Commit, attempt: Attempt) -> Addition:
         """The rows of the parent, all in one file, the affected ones replaced in place."""
-        names = tables.schema("segments").names
-        table = Snapshot(self.archive.storage, parent).columns(names)
-        places = {i: address for i, address in enumerate(addresses(table)) if address in self.rows}
-        self._check_unmoved(table, places)
-        new = [(i, row) for i, address in places.items() for row in self.rows[address]]
-        every = tables.replaced("segments", table, list(places), new)
-        file = tablefiles.write(self.archive.storage, self.session, "segments", every)
-        marked = _marked(parent)
-        again = _republished(self.archive, parent, marked[0]) if marked else {}
-        return {}, {"segments": (file,), "chunks": self.chunks, "added": {"segments": 0}, **again}
-
-    def _check_unmoved(self, table: pa.Table, places: dict[int, Address]) -> None:
-        """ConflictError if the rows are not all there, or their steps are no longer stored where they were read."""
-        now = table.select(list(WHERE)).take(np.array(list(places), np.int64)).to_pylist()
-        before = [self.planned[address] for address in places.values()]
-        if len(places) != len(self.planned) or now != before:
+        table = Snapshot(self.archive.storage, parent).columns(tables.schema("segments").names)
+        at = places(*row_codes(self.before.select(ADDRESS), table.select(ADDRESS)))
+        if (
+            table.select(relocation.WHERE).take(at[at >= 0]).to_pylist()
+            != self.before.select(relocation.WHERE).to_pylist()
+        ):
             raise ConflictError(
                 f"steps at {self.archive.url} were moved by another compaction while this one ran; nothing was "
                 "committed, run it again"
             )
+        every = tables.replaced("segments", table, at, [(at[number], row) for number, row in self.rows])
+        file = tablefiles.write(self.archive.storage, self.session, "segments", every)
+        marked = _marked(parent)
+        again = _republished(self.archive, parent, marked[0]) if marked else {}
+        return {}, {"segments": (file,), "chunks": self.chunks, "added": {"segments": 0}, **again}
 
     def _again(self, mark: tuple[str, int], ours: Sequence[int], parent: Commit, attempt: Attempt) -> Addition:
         """One more checkpoint published again, unless a newer one came meanwhile: then that is the newest, and stays

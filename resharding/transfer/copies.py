@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from archive import tables
 from archive.base import AccessDeniedError, ByteRange, CorruptChunkError, StorageError, UnsafePathError, layout
-from archive.shard import checksum
+from archive.index import chunkindex
 from archive.store import Roots, Storage, split_key
 
 if TYPE_CHECKING:
@@ -52,14 +52,24 @@ def copy_shards(
     present = {f"shards/{name}" for name in target.list("shards")}
     if any(key.startswith("journal/") for key in keys.values()):
         present.update(one.key for one in target.scan("journal"))
+
+    def is_there(key: str) -> bool:
+        """A packed shard is there whole or not at all; of a directory the group's metadata comes last."""
+        return key in present or (f"{key}/" in present and target.exists(f"{key}/{METADATA}"))
+
+    def copy(shard: str, key: str, members: Members) -> None:
+        members = sorted(members, key=lambda m: m["member"] == METADATA)
+        if verify or not _copied_by_store(source, target, shard, key, members):
+            _stream(source, target, shard, key, members)
+
     jobs = [
         (shard, keys[shard], members)
         for shard, members in rows.items()
-        if keys[shard] not in known and not _is_there(target, keys[shard], present)
+        if keys[shard] not in known and not is_there(keys[shard])
     ]
     pool = ThreadPoolExecutor(AT_ONCE, "archive-copy")
     try:
-        for i, _ in enumerate(pool.map(lambda job: _copy(source, target, verify, *job), jobs)):
+        for i, _ in enumerate(pool.map(lambda job: copy(*job), jobs)):
             moved(i + 1, len(jobs))
     finally:
         pool.shutdown(cancel_futures=True)
@@ -82,17 +92,6 @@ def _plain(shard: str) -> str:
             f"a table of the source names the shard {shard!r}, which is no shard's name; it was not copied"
         )
     return key
-
-
-def _is_there(target: Storage, shard: str, present: set[str]) -> bool:
-    """A packed shard is there whole or not at all; of a directory the group's metadata comes last."""
-    return shard in present or (f"{shard}/" in present and target.exists(f"{shard}/{METADATA}"))
-
-
-def _copy(source: Roots, target: Storage, verify: bool, shard: str, key: str, members: Members) -> None:
-    members = sorted(members, key=lambda m: m["member"] == METADATA)
-    if verify or not _copied_by_store(source, target, shard, key, members):
-        _stream(source, target, shard, key, members)
 
 
 def _copied_by_store(source: Roots, target: Storage, shard: str, key: str, members: Members) -> bool:
@@ -131,13 +130,7 @@ def _stream(source: Roots, target: Storage, shard: str, key: str, members: Membe
 
 
 def _check(source: Roots, shard: str, member: dict[str, Any], data: memoryview) -> None:
-    """A chunk ends in its own checksum, which must be the one in the table and that of what is before it."""
-    sound = len(data) == member["size"]
-    if sound and member["chunk"] < 0:
-        sound = checksum(data) == member["crc32c"]
-    elif sound:
-        sound = int.from_bytes(data[-4:], "little") == member["crc32c"] == checksum(data[:-4])
-    if not sound:
+    if len(data) != member["size"] or not chunkindex.is_sound(data, member["crc32c"], is_chunk=member["chunk"] >= 0):
         raise CorruptChunkError(
             f"{member['member']!r} of {source.full_url(shard)} does not match its checksum: the shard is damaged and "
             "was not copied, and nothing was committed; run `archive verify` on the source"

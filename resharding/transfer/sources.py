@@ -20,7 +20,7 @@ from archive.arrays import Ints, Mask
 from archive.base import DuplicateEpisodeError, LetGoError, cached_property
 from archive.log import Pin, commits, tablefiles
 from archive.steps import Steps, places, row_codes
-from archive.store import Roots, Storage, join_key, split_key
+from archive.store import Roots, join_key, split_key
 from archive.tables import ADDRESS, KEYS, among, distinct, news, of_segments
 from resharding.transfer.copies import copy_shards
 
@@ -45,10 +45,6 @@ class Outgoing:
         """The columns NAMED of these rows."""
         return self.archive.snapshot.take(self.rows, NAMED)
 
-    @cached_property
-    def roots(self) -> Roots:
-        return Roots(self.archive.storage, self.archive.head.base_urls)
-
     def table(self) -> pa.Table:
         """The rows themselves."""
         return tables.only_used(self.archive.snapshot.take(self.rows, tables.schema("segments").names))
@@ -72,16 +68,6 @@ class Outgoing:
         if rows.num_rows:
             rows = news(kind, rows.filter(of_segments(kind, rows, snapshot.take(self.rows, KEYS))), known)
         return rows
-
-
-@dataclass(frozen=True)
-class Added(Outgoing):
-    """Rows of an archive's late table that go to another, with rows of its segments table that they are of."""
-
-    late: pa.Table
-
-    def table(self) -> pa.Table:
-        return tables.only_used(self.late)
 
 
 def held(rows: pa.Table, known: pa.Table) -> Mask:
@@ -127,23 +113,28 @@ def _clash(episode: str, where: str, why: str) -> DuplicateEpisodeError:
 # -- by reference ------------------------------------------------------------------------------------------------------
 
 
-def referred(selection: Outgoing, archive: Archive, moved: Progress) -> pa.Table:
-    """The rows with shards and chunk tables named as another archive must name them; pinned where they are."""
-    import pyarrow.compute as pc
-
-    rows = selection.table()
-    needed: dict[str, set[str]] = {}
+def referred(source: Archive, rows: pa.Table, archive: Archive, moved: Progress) -> pa.Table:
+    """Rows of the source's segments or late table with shards and chunk tables named as another archive must name them;
+    pinned where they are."""
+    roots, needed = _roots(source), dict[str, set[str]]()
+    shards = len(distinct(rows["shard"]))
     for name in ("shard", "chunks"):
-        values = [None if v is None else join_key(selection.archive.id, v) for v in rows[name].to_pylist()]
+        values = [None if v is None else join_key(source.id, v) for v in rows[name].to_pylist()]
         for base, key in (split_key(v) for v in values if v is not None):
             needed.setdefault(str(base), set()).add(key)
         rows = _with(rows, name, values)
-    for base, keys in needed.items():
-        _pin(selection.roots.storage(None if base == selection.archive.id else base), archive, sorted(keys))
-    _check_there(selection.archive, needed.get(selection.archive.id, set()))
-    shards = len(pc.unique(rows["shard"].drop_null()))
+    for base, keys in needed.items():  # so that collecting garbage there spares them
+        pin = Pin(archive.id, archive.url, tuple(sorted(keys)))
+        digest = hashlib.sha256("\n".join(pin.objects).encode()).hexdigest()[:16]
+        key, data = f"pins/{archive.id}-{digest}.json", json.dumps(pin.to_json()).encode()
+        roots.storage(None if base == source.id else base).put(key, data)
+    _check_there(source, needed.get(source.id, set()))
     moved(shards, shards)
     return rows
+
+
+def _roots(source: Archive) -> Roots:
+    return Roots(source.storage, source.head.base_urls)
 
 
 def _with(rows: pa.Table, name: str, values: list[Any]) -> pa.Table:
@@ -152,13 +143,6 @@ def _with(rows: pa.Table, name: str, values: list[Any]) -> pa.Table:
     field = rows.schema.field(name)
     column = pa.array(values, pa.string()).dictionary_encode().cast(field.type)
     return rows.set_column(rows.schema.get_field_index(name), field, column)
-
-
-def _pin(source: Storage, target: Archive, keys: list[str]) -> None:
-    """Tell an archive which of its objects are needed elsewhere, so that collecting garbage there spares them."""
-    pin = Pin(target.id, target.url, tuple(keys))
-    digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16]
-    source.put(f"pins/{target.id}-{digest}.json", json.dumps(pin.to_json()).encode())
 
 
 def _check_there(source: Archive, keys: Collection[str]) -> None:
@@ -178,18 +162,17 @@ def _check_there(source: Archive, keys: Collection[str]) -> None:
 # -- as copies ---------------------------------------------------------------------------------------------------------
 
 
-def copied(selection: Outgoing, archive: Archive, moved: Progress, session: str, *, verify: bool) -> pa.Table:
-    """The rows after their shards were copied, with one chunk table of their own."""
-    rows = selection.table()
+def copied(
+    source: Archive, rows: pa.Table, archive: Archive, moved: Progress, session: str, *, verify: bool
+) -> pa.Table:  # fmt: skip
+    """Rows of the source's segments or late table after their shards were copied, with one chunk table of their own."""
     if not rows.num_rows:
         return rows
-    shards = {s for s in rows["shard"].to_pylist() if s is not None}
-    chunks = _chunk_tables(selection.roots, rows, shards)
-    held = [
-        table["shard"].cast("string") for table in (archive.snapshot.columns(["shard"]), archive.snapshot.later.late)
-    ]
-    known = {key for of in held for key in of.to_pylist()}
-    keys = copy_shards(selection.roots, archive.storage, chunks, known, moved, verify=verify)
+    roots = _roots(source)
+    chunks = _chunk_tables(roots, rows, {*distinct(rows["shard"])})
+    held = (archive.snapshot.columns(["shard"]), archive.snapshot.later.late)
+    known = {key for table in held for key in distinct(table["shard"])}
+    keys = copy_shards(roots, archive.storage, chunks, known, moved, verify=verify)
     file = None
     if chunks.num_rows:
         plain = _with(chunks, "shard", [keys[s] for s in chunks["shard"].to_pylist()])

@@ -38,7 +38,7 @@ from archive.log import (
 from archive.store import Storage
 from archive.tables import CHUNK_FILE, addresses, distinct
 from resharding.planning import Plan, Share
-from resharding.transfer.sources import NAMED, Added, Outgoing, copied, referred
+from resharding.transfer.sources import NAMED, Outgoing, copied, referred
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -184,16 +184,40 @@ def _transfer(selections: Sequence[Outgoing], target: _Recipient) -> Archive:
     _check_places(selections, target, present)
     there = present.snapshot if present else None
     fresh = _fresh(selections, there, present.url if present else str(target.to))
-    said, added = _said(selections, there), _added(selections, there)
+    labels, late = (_beside(kind, selections, there) for kind in ("labels", "late"))
     archive = present or target.opened(create=True)
-    if not any(len(s.rows) for s in fresh) and not _branches(selections, there) and not said.num_rows and not added:
+    added = [(one.archive, rows) for one, rows in zip(selections, late, strict=True) if rows.num_rows]
+    said, branches = tables.concat("labels", labels), _branches(selections, there)
+    if not any(len(one.rows) for one in fresh) and not branches and not said.num_rows and not added:
         return archive
     session = new_session()
     taken = partial(copied, session=session, verify=target.verify) if target.copy else referred
-    segments = [taken(s, archive, target.moved) for s in fresh]
-    late = tables.concat("late", [taken(one, archive, target.moved) for one in added])
+    segments = tables.concat("segments", [taken(one.archive, one.table(), archive, target.moved) for one in fresh])
+    fields = tables.concat(
+        "late", [taken(source, tables.only_used(rows), archive, target.moved) for source, rows in added]
+    )
     _claim_sessions(archive, fresh)
-    _commit(archive, (selections, fresh), tables.concat("segments", segments), late, session, target.copy)
+    bases: dict[str, OtherArchive] = {}
+    for one in (selections if added else fresh) if not target.copy else ():
+        bases |= {**one.archive.head.bases, one.archive.id: OtherArchive(one.archive.url)}
+
+    def adds(parent: Commit, attempt: Attempt) -> Addition:
+        new, snapshot = segments, Snapshot(archive.storage, parent)
+        if parent.number != archive.head.number:  # others committed meanwhile: perhaps some of the same
+            wanted = {address for one in _fresh(fresh, snapshot, archive.url) for address in addresses(one.names)}
+            new = new.filter([address in wanted for address in addresses(new)])
+        known = _branches(selections, snapshot)
+        said = tables.concat("labels", _beside("labels", selections, snapshot))
+        rows = {"segments": new, "branches": branch_rows(known.origins, known.runs), "labels": said, "late": fields}
+        return rows, {"bases": {**parent.bases, **bases}}
+
+    # The same for the same rows, so that two processes that do the same commit once; each has chunk files of its own.
+    what: list[Any] = [[one.archive.id, addresses(one.names)] for one in fresh]
+    what += [list(branches.origins)] if branches else []
+    beside = [said, fields.drop_columns(list(CHUNK_FILE))]
+    what += [hashlib.sha256(tables.dumps(table)).hexdigest() for table in beside if table.num_rows]
+    key = f"merge/{hashlib.sha256(json.dumps([what, target.copy]).encode()).hexdigest()}"
+    CommitLog(archive.storage, archive.id, archive.head).commit(key, Change("merge", adds, session=session))
     return archive.refresh()
 
 
@@ -240,53 +264,6 @@ def _beside(kind: str, selections: Sequence[Outgoing], present: Snapshot | None)
     for selection in selections:
         out.append(selection.beside(kind, tables.concat(kind, out)))
     return out[1:]
-
-
-def _said(selections: Sequence[Outgoing], present: Snapshot | None) -> pa.Table:
-    """The labels of what is transferred."""
-    return tables.concat("labels", _beside("labels", selections, present))
-
-
-def _added(selections: Sequence[Outgoing], present: Snapshot | None) -> list[Added]:
-    """The late fields of what is transferred."""
-    found = zip(selections, _beside("late", selections, present), strict=True)
-    return [Added(one.archive, one.rows, late) for one, late in found if late.num_rows]
-
-
-def _commit(
-    archive: Archive, selections: tuple[Sequence[Outgoing], Sequence[Outgoing]], rows: pa.Table, late: pa.Table,
-    session: str, copy: bool,
-) -> None:  # fmt: skip
-    """selections: what is transferred, and what of it was not there; rows: of the latter, as they are to be there;
-    late: what was added to steps of the former."""
-    log = CommitLog(archive.storage, archive.id, archive.head)
-    seen = archive.head.number
-    every, fresh = selections
-    bases: dict[str, OtherArchive] = {}
-    for source in (s.archive for s in (every if late.num_rows else fresh) if not copy):
-        bases |= {**source.head.bases, source.id: OtherArchive(source.url)}
-
-    def adds(parent: Commit, attempt: Attempt) -> Addition:
-        new = rows
-        snapshot = Snapshot(archive.storage, parent)
-        if parent.number != seen:  # others committed meanwhile: perhaps some of the same
-            wanted = {address for s in _fresh(fresh, snapshot, archive.url) for address in addresses(s.names)}
-            new = rows.filter([address in wanted for address in addresses(rows)])
-        told = _branches(every, snapshot)
-        beside = {"branches": branch_rows(told.origins, told.runs), "labels": _said(every, snapshot), "late": late}
-        return {"segments": new, **beside}, {"bases": {**parent.bases, **bases}}
-
-    late_rows = late.drop_columns(list(CHUNK_FILE))  # which each process writes for itself
-    key = _transaction(fresh, copy, _branches(every, archive.snapshot), [_said(every, archive.snapshot), late_rows])
-    log.commit(key, Change("merge", adds, session=session))
-
-
-def _transaction(selections: Sequence[Outgoing], copy: bool, branches: Branches, beside: Sequence[pa.Table]) -> str:
-    """The same for the same rows, so that two processes that do the same commit once."""
-    what: list[Any] = [[s.archive.id, addresses(s.names)] for s in selections]
-    what += [list(branches.origins)] if branches else []
-    what += [hashlib.sha256(tables.dumps(table)).hexdigest() for table in beside if table.num_rows]
-    return f"merge/{hashlib.sha256(json.dumps([what, copy]).encode()).hexdigest()}"
 
 
 def _claim_sessions(archive: Archive, selections: Sequence[Outgoing]) -> None:

@@ -94,7 +94,7 @@ def _held(*args: Any, **more: Any) -> Any:
 def _race(arc: archive.Archive, w: list[archive.Writer], name: str) -> list[int]:
     """Both ranks complete what both have staged, at the same moment; the commits they are given."""
     gate = threading.Barrier(2)
-    storage = arc._storage
+    storage = arc.storage
     logs = [CommitLog(storage, arc.id, arc.refresh().head) for _ in w]
 
     def complete(rank: int) -> int:
@@ -302,7 +302,7 @@ def test_a_partial_checkpoint_never_supersedes_a_whole_one() -> None:
         w.append(steps([rank]), env_ids=0)
     for pending in [w.checkpoint(1, timeout_s=20) for w in writers]:
         pending.result()
-    storage, place = arc._storage, writers[0]._place
+    storage, place = arc.storage, writers[0]._place
     staged = {0: Part(storage, state_key("s", "step-1", 0))}
     with pytest.raises(CheckpointError, match="'step-1' was not committed: 'step-1', which is whole"):
         assembly.commit(CommitLog(storage, arc.id, arc.head), assembly.Joint(place, "step-1", 1), staged, partial=True)

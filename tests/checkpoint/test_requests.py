@@ -104,16 +104,16 @@ def test_not_in_the_main_thread_signals_are_left_alone() -> None:
 
 def test_a_request_in_the_bucket_is_seen_once_by_whoever_writes_then() -> None:
     arc = fresh()
-    requests.post(arc._storage)
+    requests.post(arc.storage)
     with arc.writer() as w:
         time.sleep(0.2)
         assert not requests.requested(), "one from before the writer was opened is not for it"
-        requests.post(arc._storage)
+        requests.post(arc.storage)
         until(requests.requested, 60.0)
         w.checkpoint(1).result()
         time.sleep(0.2)
         assert not requests.requested()
-    requests.post(arc._storage)
+    requests.post(arc.storage)
     time.sleep(0.2)
     assert not requests.requested(), "nobody writes any more"
 
@@ -131,7 +131,7 @@ def test_a_store_out_of_reach_is_no_request(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_place_that_is_taken_is_told_and_an_unclear_answer_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = fresh()._storage
+    storage = fresh().storage
     key = agreement_key("s", 0, 1)
     requests._put_once(storage, key, requests.Answer(3))
     with pytest.raises(UsageError, match="two processes have this rank of the session"):

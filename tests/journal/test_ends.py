@@ -13,7 +13,7 @@ import pytest
 
 import archive
 import resharding
-from archive import upkeep
+from archive import facade
 from archive.journal import tails
 from archive.log import Place, sessions
 from archive.maintain import verify
@@ -78,15 +78,15 @@ def test_who_is_replaced_says_of_nothing_more_that_it_is_durable(begun: str) -> 
 def between(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> list[Any]:
     """Act once, when a session is about to end the journals of the one whose place it takes."""
     out: list[Any] = []
-    whole = upkeep.Upkeep._take_over
+    whole = facade._take_over
 
-    def take_over(self: Any, *args: Any) -> None:
+    def take_over(*args: Any) -> None:
         if not out:
             out.append(None)
             out[0] = act()
-        whole(self, *args)
+        whole(*args)
 
-    monkeypatch.setattr(upkeep.Upkeep, "_take_over", take_over)
+    monkeypatch.setattr(facade, "_take_over", take_over)
     return out
 
 

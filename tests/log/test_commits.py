@@ -45,7 +45,7 @@ clients = pytest.mark.parametrize("proxied", ["moto", "seaweedfs", "s3fs", "obst
 def impatient(proxied: Proxied, deadline_s: float = 1.0) -> archive.Archive:
     """A new archive behind the proxy, whose requests are given up early."""
     arc = archive.create(proxied.url, storage_options=proxied.storage_options)
-    arc._storage.deadline_s = deadline_s
+    arc.storage.deadline_s = deadline_s
     return arc
 
 
@@ -125,7 +125,7 @@ def test_every_create_survives_a_request_that_is_lost_or_comes_late(
     assert {"archive.json", "sessions", "commits", "journal", "states", "requests"} <= set(kinds_of)
     merged = archive.open(urls[1], allow_bases=True)
     assert same(merged.episodes["e"].read(), steps(3))
-    assert merged._storage.exists(layout.rank_key("s", 0)), "or a later writer numbers its rows like those"
+    assert merged.storage.exists(layout.rank_key("s", 0)), "or a later writer numbers its rows like those"
     archive.open(urls[0]).writer(session="t").close()
     assert kinds(archive.open(urls[0])) == ["session", "checkpoint", "session"]
     Storage.connect(urls[0]).delete([layout.commit_key(2), layout.commit_key(3)])
@@ -341,7 +341,7 @@ def test_a_refresh_does_not_go_over_to_another_archive(tmp_path: Path) -> None:
     arc = archive.open(str(tmp_path / "a"))
     for file in commit_files(tmp_path / "b")[-1:]:
         (tmp_path / "a" / file.relative_to(tmp_path / "b")).write_bytes(file.read_bytes())
-    log = CommitLog(arc._storage, arc.id, arc.head)
+    log = CommitLog(arc.storage, arc.id, arc.head)
     for number in range(arc.head.number + 1, 30):  # as many that follow as are read one by one
         log.commit(str(number), by_hand("x"))
     with pytest.raises(CorruptCommitError, match="belongs to archive"):
@@ -349,7 +349,7 @@ def test_a_refresh_does_not_go_over_to_another_archive(tmp_path: Path) -> None:
 
 
 def test_a_transaction_is_committed_once_by_whoever_is_first(tmp_path: Path) -> None:
-    storage = archive.create(str(tmp_path / "root"))._storage
+    storage = archive.create(str(tmp_path / "root")).storage
     logs = [CommitLog(storage, "id", commits.EMPTY) for _ in range(3)]
     made = [log.commit("the same", by_hand("x")) for log in logs]
     assert [commit.digest for commit in made] == [made[0].digest] * 3
@@ -357,7 +357,7 @@ def test_a_transaction_is_committed_once_by_whoever_is_first(tmp_path: Path) -> 
 
 
 def test_what_the_builder_raises_commits_nothing(tmp_path: Path) -> None:
-    log = CommitLog(archive.create(str(tmp_path / "root"))._storage, "id", commits.EMPTY)
+    log = CommitLog(archive.create(str(tmp_path / "root")).storage, "id", commits.EMPTY)
 
     def refuse(parent: Commit, attempt: Attempt) -> Addition:
         raise StorageError(f"not on top of {parent.number}")
@@ -377,4 +377,4 @@ def test_commits_chain(tmp_path: Path) -> None:
     changed = body(files[2]) | {"message": "not what was there"}
     seal(files[2], changed)  # a whole commit, but not the one that its successor names
     with pytest.raises(CorruptCommitError, match="does not follow"):
-        list(commits.following(archive.open(str(tmp_path / "root"))._storage, commits.EMPTY))
+        list(commits.following(archive.open(str(tmp_path / "root")).storage, commits.EMPTY))

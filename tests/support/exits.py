@@ -186,8 +186,8 @@ def told_to_end(case: Case, pid: int) -> Ended:
 
 
 AHEAD = (
-    "numpy.ma", "pandas", "zarrs", "pyarrow.parquet", "pyarrow.compute", "zarr", "archive.writer", "archive.upkeep",
-    "archive.maintain", "archive.shard",
+    "numpy.ma", "pandas", "zarrs", "pyarrow.parquet", "pyarrow.compute", "zarr", "archive.writer", "archive.maintain",
+    "archive.shard",
 )  # fmt: skip
 
 
