@@ -21,7 +21,6 @@ from archive.ledger import Ledger, Ledgers
 from archive.log import Addition, Attempt, Change, Commit, CommitLog, Place, open_session
 from archive.maintain import check_newest
 from archive.observe import add, operation
-from archive.saved import RankRows, next_sequence, rows_of
 from archive.shard import ShardWriter
 from archive.store import Storage
 from archive.write import (
@@ -31,6 +30,7 @@ from archive.write import (
     EpisodeRecord,
     Ids,
     Pipeline,
+    RankRows,
     Resume,
     ShardObjects,
     Work,
@@ -74,7 +74,7 @@ class Writer(Buffer):
         self._ids_known_at = -1  # the commit up to which the ids that there are were read; -1: nobody asked for them
         changes = Changes(self._pipeline, self._check, self._surface)
         ids = Ids(place, self._known_ids)
-        changes.parts.append((ids.mark, ids.cut_back))
+        changes.parts.append(ids.kept)
         self._saver = Saver(storage, log, place, self._pipeline.wait, self._saved, came_from, then)
         self._committed: deque[Sequence[Work]] = deque()  # by the saver's thread; not taken note of yet
         self._journal: Journal | None = None
@@ -204,11 +204,10 @@ class Writer(Buffer):
         with self._entered(), operation("commit", run=self.run, session=self.session, rank=self.rank) as done:
             self._settle()
             works = self._sent()
-            written = self._pipeline.wait(works)
-            rows = rows_of(written)
+            rows = RankRows.joined([one.rows for one in self._pipeline.wait(works)])
             if rows.next_sequence:
                 commit = self._commit_rows(rows, message)
-                nbytes = sum(one.stored_bytes for one in written)
+                nbytes = rows.stored_bytes
                 add("archive.written", nbytes, operation="commit")
                 told = (commit.number, self.run, self.rank, size(nbytes), done.seconds)
                 logger.info("commit %d of run %r: rank %d wrote %s of new steps, %.1f s", *told)
@@ -383,7 +382,7 @@ class Writer(Buffer):
         with suppress(ClosedError):  # a part of the call that was interrupted was sent off: it counts
             self._changes.settle()
         sent = {*self._changes.ready, *self._pipeline.uncommitted()}.difference(*self._committed)
-        steps = sum(work.steps for work in sent) + sum(buffer.pending_steps for buffer in self._buffers.values())
+        steps = sum(work.steps for work in sent) + sum(buffer.slabs.steps for buffer in self._buffers.values())
         if steps:
             logger.warning(
                 "%r ends with %d steps that are in no commit that it knows of%s: w.commit(), w.checkpoint() and "
@@ -447,7 +446,7 @@ class Writer(Buffer):
         while self._committed:
             works = self._committed[0]
             for written in self._pipeline.wait(works):
-                self._saver.committed = max(self._saver.committed, next_sequence(written.segments, written.ledger))
+                self._saver.committed = max(self._saver.committed, written.rows.next_sequence)
             self._pipeline.forget(works)
             self._committed.popleft()
 

@@ -11,29 +11,21 @@ class Losses:
     """Counts of one buffer. One thread adds to them, another says which of them a committed checkpoint has."""
 
     def __init__(self) -> None:
-        self._all: Counts = {}
+        self.counts: Counts = {}  # replaced, never changed
         self._reported: Counts = {}
 
     def add(self, reason: str, episodes: int, steps: int) -> None:
-        had = self._all.get(reason, (0, 0))
-        self._all = {**self._all, reason: (had[0] + episodes, had[1] + steps)}
+        had = self.counts.get(reason, (0, 0))
+        self.counts = {**self.counts, reason: (had[0] + episodes, had[1] + steps)}
 
-    def mark(self) -> Counts:
-        """The counts so far, for `reported` and `cut_back`."""
-        return self._all
-
-    def cut_back(self, mark: Counts) -> None:
-        """Count no more than these."""
-        self._all = mark
-
-    def reported(self, mark: Counts) -> None:
+    def reported(self, counts: Counts) -> None:
         """A checkpoint that has these is committed."""
-        self._reported = mark
+        self._reported = counts
 
     def unreported(self, more: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
         """The counts that no committed checkpoint has, and `more`: as a checkpoint says it."""
         out = {reason: dict(counts) for reason, counts in more.items()}
-        for reason, counts in self._all.items():
+        for reason, counts in self.counts.items():
             before = self._reported.get(reason, (0, 0))
             episodes, steps = counts[0] - before[0], counts[1] - before[1]
             if episodes or steps:

@@ -35,9 +35,10 @@ from archive.log import (
     RunEntry,
     StagedObject,
 )
-from archive.saved import Part, PartIndex, RankRows
+from archive.saved import Part, PartIndex
 from archive.store import Storage
 from archive.tables import among, distinct
+from archive.write import RankRows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,8 +86,7 @@ def fresh_rows(parent: Commit, place: Place, rows: Mapping[int, RankRows]) -> tu
         fresh.append(_fresh(given, sequences.get(rank, 0)))
         if fresh[-1].next_sequence:
             sequences[rank] = fresh[-1].next_sequence
-    columns = zip(*fresh, strict=True)
-    return RankRows(*(tables.concat(kind, of) for kind, of in zip(RankRows._fields, columns, strict=True))), sequences
+    return RankRows.joined(fresh), sequences
 
 
 def _fresh(rows: RankRows, done: int) -> RankRows:

@@ -63,7 +63,7 @@ class Pending:
 
     @property
     def name(self) -> str:
-        return self.request.name
+        return self.request.part.name
 
     @property
     def durable(self) -> int | None:
@@ -135,7 +135,7 @@ class Pending:
         if self._on_progress is None:
             return
         try:
-            self._on_progress({"phase": phase, "name": self.name, "step": self.request.step, **more})
+            self._on_progress({"phase": phase, "name": self.name, "step": self.request.part.step, **more})
         except Exception:
             self._on_progress = None
             logger.exception("on_progress of checkpoint %r failed; it is not called again", self.name)

@@ -20,7 +20,7 @@ from archive.saved import Part
 from archive.steps import Steps, places, row_codes
 from archive.store import IOStats, Storage
 from archive.tables import NO_ENV
-from archive.write import BufferResume, EpisodeRecord, LiveRuns, Resume, Stream
+from archive.write import BufferResume, EpisodeRecord, Resume, Stream, live_steps, ordered
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,7 +33,7 @@ _ROW = ("episode_id", "session", "rank", "sequence", "episode_start", "length", 
 def same_rank(source: Checkpoint, rank: int) -> Resume:
     """What a rank goes on from in a world of the same size: all as it was."""
     about = source.staged(rank).index.buffers
-    buffers = dict.fromkeys(about, BufferResume(LiveRuns.empty(), [], [], {}, {}))
+    buffers = dict.fromkeys(about, BufferResume(live_steps(), [], [], {}, {}))
     ranks = source.live["rank"].to_numpy()
     names = np.array(source.live["buffer"].cast("string").to_pylist(), object)
     for name, entry in about.items() if source.replay_saved else ():
@@ -86,9 +86,8 @@ def take_over(
     starts = index.snapshot.columns(["position"])["position"].to_numpy()[pieces.stream] + pieces.lo
     place = {number: i for i, number in enumerate(distinct)}
     episode = np.array([place[int(n)] for n in numbers], np.int64)
-    runs = LiveRuns(env, position, pieces.length, episode, codes, starts)
     return BufferResume(
-        runs.pick(np.lexsort((runs.position, runs.env))), known, streams, next_positions,
+        ordered(live_steps(env, position, pieces.length, episode, codes, starts)), known, streams, next_positions,
         {e: at[name] for e, name in opened.items()}, [at[name] for name in to_close],
     )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextvars
+import secrets
 import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
@@ -11,11 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from archive.base import Losses, check_text, jsontree, layout, logger, ranks, shutdown, size, thread_pool
+from archive.base import Losses, check_text, jsontree, logger, ranks, shutdown, size, thread_pool
 from archive.checkpoint.assembly import Joint, all_staged, commit_present, join
 from archive.checkpoint.checkpoints import Checkpoint
 from archive.checkpoint.pending import Pending, Progress, SaveAttempt, on_terminal
-from archive.log import CheckpointRecord, Commit, CommitLog, Place
+from archive.log import CheckpointRecord, Commit, CommitLog, Lineage, Place
 from archive.observe import add, operation
 from archive.saved import PartIndex, Request, keeps_rows, name_taken, stage
 from archive.store import Storage
@@ -53,22 +54,16 @@ class Saver:
         config: Any, partial: bool, known_at: int,
     ) -> Request:  # fmt: skip
         self._ordinal += 1
-        return Request(
-            name=check_text(f"step-{step}" if name is None else name, "checkpoint name"),
-            step=int(step),
-            ordinal=self._ordinal,
-            save_replay=save_replay,
-            progress=_json(progress, "progress"),
-            unconsumed=_json(unconsumed, "unconsumed"),
+        place = self._place
+        index = PartIndex(
+            rank=place.rank, world_size=place.world_size, run=place.run, session=place.session,
+            name=check_text(f"step-{step}" if name is None else name, "checkpoint name"), step=int(step),
+            ordinal=self._ordinal, nonce=secrets.token_hex(8), replay_saved=save_replay, partial=partial,
+            known_at=known_at, resumed_from=self._resumed_from, sequence=self.committed, seen=self._log.head.sighting,
             metrics={check_text(k, "metric"): float(v) for k, v in (metrics or {}).items()},
-            config=_json(config, "config"),
-            folder=str(Path.cwd()),
-            partial=partial,
-            known_at=known_at,
-            resumed_from=self._resumed_from,
-            committed=self.committed,
-            seen=self._log.head.sighting,
-        )
+            lineage=Lineage(config=_json(config, "config")), progress=_json(progress, "progress"),
+        )  # fmt: skip
+        return Request(index, _json(unconsumed, "unconsumed"), str(Path.cwd()))
 
     def start(
         self, request: Request, cuts: Sequence[Cut], works: Sequence[Work], timeout_s: float,
@@ -77,7 +72,7 @@ class Saver:
         """Save in the background. `works`: all that is not committed; it is in the pipeline already."""
         pending = Pending(self, request, timeout_s, on_progress or on_terminal(self._place.rank))
         pending.works, pending.in_shutdown = works, shutdown.process.announced
-        pending.losses = [(one, one.mark()) for one in losses]
+        pending.losses = [(one, one.counts) for one in losses]
         within = contextvars.copy_context()  # of the caller, for who traces
         work = partial(within.run, self._save, pending, cuts, timeout_s)
         pending.attempt = SaveAttempt(lambda: self._reported(pending, work))
@@ -116,7 +111,7 @@ class Saver:
         return made
 
     def _save(self, pending: Pending, cuts: Sequence[Cut], timeout_s: float) -> Checkpoint:
-        place, request = self._place, pending.request
+        place, request = self._place, pending.request.part
         with operation(
             "checkpoint", run=place.run, session=place.session, rank=place.rank, world_size=place.world_size,
             name=request.name, step=request.step,
@@ -139,21 +134,17 @@ class Saver:
         with operation("checkpoint.stage"):
             pending.tell("uploading")
             written = self._wait(pending.works)
-            pending.kept = pending.works if keeps_rows(pending.request, written) else []
-            pending.tell("staging", bytes=sum(w.data_bytes for w in written))
-            name = pending.request.name
-            if name in self._names:
-                key = layout.state_key(self._place.session, name, self._place.rank)
-                raise name_taken(self._storage, key)
-            part = stage(
-                self._storage, self._place, pending.request, cuts, written, earlier=self._earlier, gone=self._gone
-            )
-            self._names.add(name)
+            pending.kept = pending.works if keeps_rows(pending.request.part, written) else []
+            pending.tell("staging", bytes=sum(work.nbytes for work in pending.works))
+            if pending.name in self._names:
+                raise name_taken(self._storage, pending.request.part.key)
+            part = stage(self._storage, pending.request, cuts, written, earlier=self._earlier, gone=self._gone)
+            self._names.add(pending.name)
             pending.staged = {self._place.rank: part}
-        return sum(w.stored_bytes for w in written)
+        return sum(one.rows.stored_bytes for one in written)
 
     def _finish(self, pending: Pending, timeout_s: float) -> Checkpoint:
-        request = pending.request
+        request = pending.request.part
         joint = Joint(self._place, request.name, request.ordinal)
         with operation("checkpoint.join"):
             if request.partial:
@@ -164,7 +155,7 @@ class Saver:
                     self._log, joint, pending.staged, timeout_s=timeout_s, given_up=pending.attempt.hurry.is_set,
                     ending=lambda grace_s: shutdown.process.passed(part, grace_s), absent=pending.waits_for,
                 )  # fmt: skip
-        if request.save_replay:
+        if request.replay_saved:
             for losses, counts in pending.losses:
                 losses.reported(counts)
             self._earlier = pending.staged[self._place.rank].index
@@ -178,7 +169,7 @@ class Saver:
 
     def all_staged(self, pending: Pending) -> bool:
         """Look once whether all ranks have staged their part of it."""
-        joint = Joint(self._place, pending.request.name, pending.request.ordinal)
+        joint = Joint(self._place, pending.name, pending.request.part.ordinal)
         return all_staged(self._storage, joint, dict(pending.staged), look_at_all=True)
 
     def surface(self) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 from archive import tables
 from archive.base import NotDurableError, UsageError, in_child, logger, size
 from archive.journal.ticker import Heartbeat, Ticker
-from archive.journal.ticks import JournalObjects, Saying, Tick
+from archive.journal.ticks import JournalObjects, Saying
 from archive.log import CommitLog, Place, commits
 from archive.observe import Label, Sample, source
-from archive.write import Buffer, Changes, Pipeline
+from archive.write import Buffer, Changes, Pipeline, Seal, kept
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Journal:
         self._buffers = buffers
         self.send = send
         self.saying = Saying()
-        changes.parts.append((self.saying.mark, self.saying.cut_back))
+        changes.parts.append(kept(self.saying, *vars(self.saying)))
         self._durable: Mapping[tuple[str, int], int] = {}
         self._error: BaseException | None = None
         self._heartbeat = Heartbeat(within_s, _Newest(log, place).check)
@@ -73,7 +73,9 @@ class Journal:
         """The buffers are as they begin; those that were resumed are journaled at once."""
         self._durable = self._positions()
         if resumed:
-            self.saying.live(tables.concat("live", [buffer.live_rows() for buffer in self._buffers.values()]))
+            self.saying.live = tables.concat(
+                "live", [buffer.live_set.rows(name) for name, buffer in self._buffers.items()]
+            )
             self.ticker.note(soon=True)
 
     def say(self, inner: Buffer, columns: Any, attributes: Any, progress: Any) -> None:
@@ -90,11 +92,10 @@ class Journal:
         found = ((name, buffer.streams.positions()) for name, buffer in self._buffers.items())
         return {(name, env): position for name, of in found for env, position in of.items()}
 
-    def tick(self) -> Tick:
+    def tick(self) -> Seal:
         """The end of a tick, with all that is to be said; what it ends was handed in just before."""
         gone = {name: taken for name, buffer in self._buffers.items() if (taken := buffer.live_set.take_left())}
-        said = self.saying.take({name: tuple([(*one,) for one in taken]) for name, taken in gone.items()})
-        return Tick(said, self._positions(), self.ticker.oldest)
+        return Seal(self.saying.take(gone), self._positions(), self.ticker.oldest)
 
     def ticked(self) -> None:
         """It was handed in."""
@@ -135,32 +136,27 @@ class Journal:
         """The extent to which it is durable now."""
         with self._lock:
             self._settle()
-            pending = self._pipeline.pending_bytes + sum(buffer.pending_bytes for buffer in self._buffers.values())
+            pending = self._pipeline.pending_bytes + sum(buffer.slabs.nbytes for buffer in self._buffers.values())
             return Durable(dict(self._durable), self.seconds_behind, self._pipeline.number, pending)
 
     @property
     def seconds_behind(self) -> float:
         """How old the oldest addition is that is not durable, 0.0 if all is. Needs no lock: for who looks on."""
-        ticks = dropwhile(lambda tick: tick.durable, self._ticks)
+        ticks = dropwhile(lambda tick: tick.durable, list(self._pipeline.seals))
         oldest = next((tick.oldest for tick in ticks if tick.oldest is not None), self.ticker.oldest)
         return 0.0 if oldest is None else max(time.monotonic() - oldest, 1e-6)
 
     def _settle(self) -> None:
         """Take note of what has become durable."""
-        for tick in self._ticks:
+        for tick in list(self._pipeline.seals):
             if not tick.durable:
                 return
             self._durable = tick.positions
             self._pipeline.seals.popleft()
 
-    @property
-    def _ticks(self) -> list[Tick]:
-        """The ticks that may not be durable yet."""
-        return [seal for seal in list(self._pipeline.seals) if isinstance(seal, Tick)]
-
     def await_durable(self, timeout_s: float, stop: float) -> None:
         """Wait until all ticks so far are durable. Raises what storing one failed with; NotDurableError at `stop`."""
-        for tick in self._ticks:
+        for tick in list(self._pipeline.seals):
             done = _done(tick.laid_out, stop) and all(_stored(upload.future, stop) for upload in tick.uploads)
             if not done:
                 state = self.durable

@@ -29,16 +29,16 @@ from archive.saved import (
     Before,
     Delta,
     Part,
+    PartIndex,
     Request,
     Saved,
     SessionFold,
     StateRef,
-    Stretch,
     stage,
 )
 from archive.store import Storage
 from archive.tables import NO_ENV, among
-from archive.write import Column, Written
+from archive.write import Column, Stretch, Written
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -134,17 +134,17 @@ def _staged(
     tail = found.get(rank)
     held = Delta() if tail is None else tail.held
     about = base.about
-    request = Request(
-        name=name, step=0 if about is None else about.step, ordinal=base.ordinal, save_replay=True,
-        progress=base.progress(rank) if held.progress is None else held.progress, unconsumed=base.unconsumed(rank),
-        metrics={} if about is None else about.record.metrics, config=None, folder="", resumed_from=base.resumed_from,
-        committed=max(base.committed(rank), held.sequence or 0), journal=None if tail is None else tail.next,
-        lineage=Lineage() if about is None else about.record.lineage, seen=log.head.sighting,
+    index = PartIndex(
+        rank=rank, world_size=place.world_size, run=place.run, session=place.session, name=name,
+        step=0 if about is None else about.step, ordinal=base.ordinal, nonce=secrets.token_hex(8), replay_saved=True,
+        resumed_from=base.resumed_from, sequence=max(base.committed(rank), held.sequence or 0),
+        journal=None if tail is None else tail.next, seen=log.head.sighting,
+        metrics={} if about is None else about.record.metrics,
+        lineage=Lineage() if about is None else about.record.lineage,
+        progress=base.progress(rank) if held.progress is None else held.progress,
     )  # fmt: skip
-    rows = held.rows
-    written = Written(rows.segments, rows.chunks, 0, rows.ledger if rows.ledger.num_rows else None)
-    mine = Place(rank, place.world_size, place.run, place.session)
-    return stage(log.storage, mine, request, fold.cuts(rank), [written], states=base.states(rank))
+    request = Request(index, base.unconsumed(rank))
+    return stage(log.storage, request, fold.cuts(rank), [Written(held.rows)], states=base.states(rank))
 
 
 # -- what a recovery begins with ---------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from archive.shard import SHARD_BYTES, ShardWriter
 from archive.steps import Steps
 from archive.store import Storage
 from archive.tables import STRETCH
-from archive.write import Block, Pipeline, ShardObjects, Slab, owned, shard
+from archive.write import Block, Pipeline, RankRows, ShardObjects, Slab, owned, shard, weighed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,10 +57,9 @@ def _written(
     places: dict[int, Place] = {}
 
     def describe(slab: Slab, key: str) -> pa.Table:
-        extents = tables.extents(slab.extents, len(slab.start)).to_pylist()
-        for i, number in enumerate(slab.episode.tolist()):
-            place = {"shard": key, "start": int(slab.start[i]), "extents": extents[i]}
-            places[number] = {**place, "schema": slab.schema.dumps()}
+        start, extents = slab.columns["start"].tolist(), slab.columns["extents"].to_pylist()
+        for i, number in enumerate(slab.segments["episode"].tolist()):
+            places[number] = {"shard": key, "start": start[i], "extents": extents[i], "schema": slab.columns["schema"]}
         return tables.schema("segments").empty_table()
 
     try:
@@ -69,7 +68,7 @@ def _written(
         written = pipeline.wait(pipeline.uncommitted())
     finally:
         pipeline.close()
-    chunks = tables.concat("chunks", [one.chunks for one in written if one.chunks is not None])
+    chunks = RankRows.joined([one.rows for one in written]).chunks
     return [places[number] for number in range(len(pieces))], chunks
 
 
@@ -95,7 +94,6 @@ def _blocks(snapshot: Snapshot, pieces: Steps) -> Iterator[Block]:
     for start, stop in sizes.runs(reader.sizes(spans), READ_BYTES):
         found = reader.read_stored(spans.pick(np.arange(start, stop)))
         for number, code, data in zip(range(start, stop), view.code[start:stop], found, strict=True):
-            count = counts[number]  # pieces stay in order: each is an env row of its own
-            one = np.full(min(1, count), number)
-            runs = Steps(one, np.zeros_like(one), np.full_like(one, count), episode=one)
-            yield owned(Block(view.schemas[code], data, runs, single=number, env_id=number))
+            one = np.array([number])  # pieces stay in order: each is an env row of its own
+            runs = Steps(one, np.zeros_like(one), np.array([counts[number]]), episode=one)
+            yield owned(Block(view.schemas[code], data, weighed(runs), whole=True))

@@ -11,13 +11,12 @@ from archive.saved.index import (
     ColumnRef,
     PartIndex,
     StateRef,
-    Stretch,
     TickColumn,
     TickIndex,
     load,
 )
-from archive.saved.object import Part, RankRows, TickObject, Values, next_sequence, pack
-from archive.saved.part import Request, keeps_rows, name_taken, rows_of, stage
+from archive.saved.object import Part, TickObject, Values, pack
+from archive.saved.part import Request, keeps_rows, name_taken, stage
 
 __all__ = [
     "FOLDED",
@@ -28,12 +27,10 @@ __all__ = [
     "Delta",
     "Part",
     "PartIndex",
-    "RankRows",
     "Request",
     "Saved",
     "SessionFold",
     "StateRef",
-    "Stretch",
     "TickColumn",
     "TickIndex",
     "TickObject",
@@ -42,8 +39,6 @@ __all__ = [
     "keeps_rows",
     "load",
     "name_taken",
-    "next_sequence",
     "pack",
-    "rows_of",
     "stage",
 ]

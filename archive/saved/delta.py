@@ -4,13 +4,17 @@ together, without the bytes of their shards."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
 from archive import tables
-from archive.base import CorruptStateError, jsontree
-from archive.saved.index import Stretch, TickIndex
-from archive.saved.object import RankRows, TickObject, Values
+from archive.base import CorruptStateError, escape, jsontree
+from archive.saved.index import TickColumn
+from archive.saved.object import TickObject, Values
 from archive.tables import distinct
+from archive.write import RankRows, Stretch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,6 +41,38 @@ class Delta:
         self.columns: dict[str, dict[str, list[Values]]] = {}
         self.attributes: dict[str, dict[str, dict[str, Any]]] = {}
 
+    @property
+    def says(self) -> bool:
+        """True if it adds something beside rows of segments and of the ledger."""
+        some = self.gone or self.columns or self.attributes
+        return bool(some) or self.progress is not None or self.live is not None
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """Its columns by their paths in the Zarr group of a tick's object, in stored form."""
+        return {
+            _path(buffer, name): np.concatenate([one.column.array for one in values])
+            for buffer, of in self.columns.items() for name, values in of.items()
+        }  # fmt: skip
+
+    @property
+    def entries(self) -> dict[str, dict[str, TickColumn]]:
+        """Its columns as the index of a tick's object has them."""
+        out: dict[str, dict[str, TickColumn]] = {}
+        for buffer, of in self.columns.items():
+            for name, values in of.items():
+                steps = tuple(run for one in values for run in one.steps)
+                out.setdefault(buffer, {})[name] = TickColumn(_path(buffer, name), values[0].column.dtype, steps)
+        return out
+
+    @property
+    def texts(self) -> dict[str, dict[str, str]]:
+        """Its attributes as the index of a tick's object has them."""
+        return {
+            buffer: {name: jsontree.dumps(values, where=f"attributes.{name}") for name, values in of.items()}
+            for buffer, of in self.attributes.items()
+        }
+
     @classmethod
     def of(cls, tick: TickObject, run: str, after: int) -> Self:
         """What one object says; an IntegrityError if it is another run's, or if its rows do not follow those before
@@ -46,7 +82,8 @@ class Delta:
             raise CorruptStateError(f"{where} says that it is of run {index.run!r:.80}, not of {run!r:.80}")
         if index.sequence < after:
             raise CorruptStateError(f"{where} ends at row {index.sequence}, and the object before it at {after}")
-        for *_, lo, hi in _all_steps(index):
+        columns = [column.steps for of in index.columns.values() for column in of.values()]
+        for *_, lo, hi in chain(*index.gone.values(), *columns):
             if lo > hi:
                 raise CorruptStateError(f"{where} names steps {lo} to {hi}, which are none")
         out = cls()
@@ -95,9 +132,9 @@ class Delta:
         return RankRows(*map(self.table, RankRows._fields))
 
 
-def _all_steps(index: TickIndex) -> list[Stretch]:
-    columns = [one.steps for of in index.columns.values() for one in of.values()]
-    return [steps for group in (*index.gone.values(), *columns) for steps in group]
+def _path(buffer: str, name: str) -> str:
+    """No field has such a path: `%c` is no escape."""
+    return f"%columns/{escape(buffer)}/{escape(name)}"
 
 
 def _rows(tick: TickObject, kind: str, after: int) -> pa.Table:

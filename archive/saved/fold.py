@@ -2,13 +2,13 @@
 each rank's ticks add, as if all ranks had been cut then.
 
 Live are the steps of before and those that came, less what left; of values the newest that was saved or journaled
-counts. Runs are those of a live set, but that every stream has a number: `LiveRuns.stream` is a place among the names
-of `_StreamNumbers`.
+counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,10 +18,10 @@ from archive.arrays import Ints, offsets_of, spans
 from archive.base import cached_property, jsontree
 from archive.fields import dtypes
 from archive.saved.delta import Delta
-from archive.saved.index import PartBuffer, PartIndex, Stretch
+from archive.saved.index import PartIndex
 from archive.steps import Steps
 from archive.tables import NO_ENV, coded
-from archive.write import Column, Cut, LiveRuns, Stream, live_table
+from archive.write import Column, Cut, Stretch, live_steps, ordered
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,7 +52,11 @@ class Before(NamedTuple):
 
 
 class SessionFold:
-    """The live steps, positions, open episodes, columns and attributes of all ranks."""
+    """The live steps, positions, open episodes, columns and attributes of all ranks.
+
+    Steps are by stream, with columns `owner` (whose buffer they are in), `env` and `position` (where in it). Streams
+    and owners are numbered as they are met.
+    """
 
     def __init__(
         self, session: str, world_size: int, before: Before, deltas: Mapping[int, Delta], segments: pa.Table,
@@ -64,130 +68,148 @@ class SessionFold:
         self._before = before
         self._deltas = deltas
         self.world_size = world_size
-        self._streams = _StreamNumbers()
-        self._saved = self._by_owner(before.live)
-        self._left_out = self._by_owner(before.left_out)
+        self._streams, self._owners = _Numbers(), _Numbers()
+        self._saved, self._left_out = self._rows(before.live), self._rows(before.left_out)
         self._held = self._saved if before.own else self._resumed()  # when the ticks began
-        self._spared = spared or {}
-        runs = self._runs()
+        every = Steps.joined([self._held, *self._appended()])  # from here on all streams of live steps have numbers
+        gone = [self._stretches(buffer, some) for delta in deltas.values() for buffer, some in delta.gone.items()]
+        kept = [self._stretches(buffer, some) for buffer, some in (spared or {}).items()]
+        runs = every.minus(Steps.joined(gone).placed.minus(Steps.joined(kept)))
         self._ids: list[str] = []
-        self._located = self._episodes(runs, segments)
+        self._owner, self._located = self._episodes(runs, segments)
         self.lacking: dict[tuple[int, str, str], int] = {}  # rank, buffer, column -> steps without a value
 
     # -- live steps ----------------------------------------------------------------------------------------------
 
-    def _by_owner(self, live: pa.Table | None) -> dict[Owner, LiveRuns]:
-        return {} if live is None else _by_owner(live, self._streams)
+    def _rows(self, *some: pa.Table | None) -> Steps:
+        """Rows that have the columns of the live table."""
+        live = tables.concat("live", [table.select(tables.schema("live").names) for table in some if table is not None])
+        columns = [live[name].to_numpy() for name in ("lo", "hi", "env_id", "position")]
+        stream = self._streams.of(live["buffer"], live["session"], live["stream_rank"], live["stream_env"])
+        owner = self._owners.of(live["rank"], live["buffer"])
+        lo, hi, env, position = columns
+        return Steps(stream, lo, hi, follows=("position",), owner=owner, env=env, position=position)
 
-    def _runs(self) -> dict[Owner, LiveRuns]:
-        """The steps that were live before or came, less those that left."""
+    def _stretches(self, buffer: str, some: Iterable[Stretch]) -> Steps:
+        """Stretches of a buffer's streams; of those in which nothing is live, too."""
+        known = self._streams.get
+        columns = [(known((buffer, session, rank, env), -1), lo, hi) for session, rank, env, lo, hi in some]
+        return Steps(*np.array(columns, np.int64).reshape(-1, 3).T)
+
+    def _of(self, steps: Steps, owner: Owner) -> Steps:
+        """The steps of one buffer."""
+        return steps.pick(steps["owner"] == self._owners.get(owner, -1))
+
+    def _appended(self) -> Iterator[Steps]:
+        """The steps that ticks added since the checkpoint, and episodes without steps, where their ranks put them."""
         import pyarrow.compute as pc
 
-        new: dict[Owner, LiveRuns] = {}
         for rank, delta in self._deltas.items():
             rows = delta.table("segments")
-            fresh = rows.filter(pc.greater_equal(rows["sequence"], self._before.sequences.get(rank, 0)))
-            new |= _appended(fresh, self._streams)
-        named = ((rank, buffer) for rank in range(self.world_size) for buffer in self._named(rank))
-        none = LiveRuns.empty()
-        return {
-            owner: self._left(owner, _together(self._held.get(owner, none), new.get(owner, none)))
-            for owner in sorted({*self._held, *new, *named})
-        }
+            fresh = pc.greater_equal(rows["sequence"], self._before.sequences.get(rank, 0))
+            rows = rows.filter(pc.and_(fresh, pc.is_valid(rows["shard"])))
+            stream = {"stream_rank": rows["rank"], "stream_env": rows["env_id"], "lo": rows["position"]}
+            for name, column in (stream | {"hi": pc.add(rows["position"], rows["length"])}).items():
+                rows = rows.append_column(name, column)
+            yield self._rows(rows)
 
-    def _left(self, owner: Owner, runs: LiveRuns) -> LiveRuns:
-        rank, buffer = owner
-        gone = self._streams.steps(self._deltas[rank].gone.get(buffer, []) if rank in self._deltas else [])
-        return _without(runs, gone.placed.minus(self._streams.steps(self._spared.get(buffer, []))))
-
-    def _resumed(self) -> dict[Owner, LiveRuns]:
+    def _resumed(self) -> Steps:
         """The steps that the ranks of a session without a checkpoint held when it began."""
-        taken: dict[Owner, LiveRuns] = {}
-        for delta in self._deltas.values():
-            taken |= self._by_owner(delta.live)
+        taken = self._rows(*(delta.live for delta in self._deltas.values()))
         dead = [rank for rank in range(self.world_size) if rank not in self._deltas or not self._deltas[rank].objects]
         if len(dead) == self.world_size == self._before.world_size:
             return self._saved
-        if dead:
-            taken |= _left_over(self._saved, taken, dead[0])
-        return taken
+        return Steps.joined([taken, *self._left_over(taken, dead[0])]) if dead else taken
 
-    def _named(self, rank: int) -> set[str]:
-        """Buffers of a rank, also those in which nothing is live."""
-        delta, part = self._deltas.get(rank), self._before.parts.get(rank)
-        out = set() if delta is None else {*delta.gone, *delta.columns, *delta.attributes}
-        return out if part is None else out | set(part.buffers)
+    def _left_over(self, taken: Steps, rank: int) -> Iterator[Steps]:
+        """What a rank gets that died before it said what it held: of what its session went on from all that no other
+        took. Of several ranks each gets env rows of its own; without an env row they follow each other."""
+        rest = self._saved.minus(taken.placed)
+        rows, ends = Counter[str](), Counter[str]()  # by buffer, of the ranks so far
+        for owner in sorted(self._owners):
+            mine, (_, buffer) = self._of(rest, owner), owner
+            env, position, alone = mine["env"], mine["position"], mine["env"] < 0
+            yield mine.beside(
+                owner=np.full(len(mine), self._owners[rank, buffer]), env=np.where(alone, env, env + rows[buffer]),
+                position=np.where(alone, position + ends[buffer], position),
+            )  # fmt: skip
+            rows[buffer] += int(env.max(initial=-1)) + 1
+            ends[buffer] += int((position + np.maximum(mine.length, 1))[alone].max(initial=0))
 
-    def _episodes(self, runs: Mapping[Owner, LiveRuns], segments: pa.Table) -> dict[Owner, LiveRuns]:
-        """The live runs as runs of one episode each; an error if a live step is in no segment."""
-        live = [live_table(o[1], (self._session, o[0]), one, self._streams.names) for o, one in runs.items()]
-        every = tables.concat("live", live)
-        located = tables.locate(every, segments)
+    def _episodes(self, runs: Steps, segments: pa.Table) -> tuple[Ints, Steps]:
+        """The live steps as a live set has them, and whose each row is; an error if one is in no segment."""
+        rank, buffer = self._owners.columns(runs["owner"], 2)
+        _, session, stream_rank, stream_env = self._streams.columns(runs.stream, 4)
+        live = {
+            "rank": rank, "buffer": buffer, "env_id": runs["env"], "position": runs["position"], "session": session,
+            "stream_rank": stream_rank, "stream_env": stream_env, "lo": runs.lo, "hi": runs.hi,
+        }  # fmt: skip
+        found = tables.locate(tables.from_columns("live", live), segments)
         (self._ids, episode), position = coded(segments["episode_id"]), segments["position"].to_numpy()
-        env = every["env_id"].to_numpy()[located["run"]]
-        stream = self._streams.of(every["session"], every["stream_rank"], every["stream_env"])[located["run"]]
-        lo = position[located.stream] + located.lo
-        found = LiveRuns(env, located["position"], located.length, episode[located.stream], stream, lo)
-        owner = np.repeat(np.arange(len(live)), [table.num_rows for table in live])[located["run"]]
-        return {one: found.pick(owner == at).ordered() for at, one in enumerate(runs)}
+        run, row = found["run"], found.stream
+        where = runs["env"][run], found["position"], found.length
+        return runs["owner"][run], live_steps(*where, episode[row], runs.stream[run], position[row] + found.lo)
 
     # -- cuts ----------------------------------------------------------------------------------------------------
 
     def cuts(self, rank: int) -> list[Cut]:
-        """The buffers of a rank, as a checkpoint has them."""
-        return [self._cut(owner) for owner in self._located if owner[0] == rank]
+        """The buffers of a rank, as a checkpoint has them; also those in which nothing is live."""
+        delta, part = self._deltas.get(rank), self._before.parts.get(rank)
+        named = {*delta.gone, *delta.columns, *delta.attributes} if delta is not None else set()
+        named |= set(part.buffers) if part is not None else set()
+        return [self._cut((rank, name)) for name in sorted(named | {name for r, name in self._owners if r == rank})]
 
     def _cut(self, owner: Owner) -> Cut:
         rank, buffer = owner
-        runs = self._located[owner]
-        names = [self._ids[i] for i in runs.episode.tolist()]
+        runs = ordered(self._located.pick(self._owner == self._owners.get(owner, -1)))
+        names = [self._ids[i] for i in runs["episode"].tolist()]
         rows = (self._deltas.get(rank) or Delta()).table("segments")
         positions = _ends(rows, buffer, *self._began(owner, runs, names))
         columns, attributes = self._values(owner, runs, set(names))
-        left = self._left_out.get(owner, LiveRuns.empty())
+        left = self._of(self._left_out, owner)
+        none = np.zeros(len(left), np.int64)
+        beside = live_steps(left["env"], left["position"], left.length, none, left.stream, left.lo)
+        streams = tuple(name[1:] for name in self._streams)
         return Cut(
-            buffer, (self._session, rank), runs, tuple(self._streams.names), *positions, columns, attributes, None, {},
-            left,
+            buffer, (self._session, rank), runs, streams, *positions, columns, attributes, None, {}, ordered(beside),
         )  # fmt: skip
 
-    def _began(self, owner: Owner, runs: LiveRuns, names: Sequence[str]) -> tuple[dict[int, int], dict[int, str]]:
+    def _began(self, owner: Owner, runs: Steps, names: Sequence[str]) -> tuple[dict[int, int], dict[int, str]]:
         """Next positions and open episodes as far as they do not follow from the rows of ticks."""
-        before = self._before
-        following = _ends_of(_together(runs, self._held.get(owner, LiveRuns.empty())))
+        before, (rank, buffer), held = self._before, owner, self._of(self._held, owner)
+        end = held["position"] + np.maximum(held.length, 1)
+        env, end = np.append(runs.stream, held["env"]), np.append(runs.placed.hi, end)
+        by = np.argsort(end, kind="stable")
+        following = dict(zip(env[by].tolist(), end[by].tolist(), strict=True))
         same = before.own or (before.world_size == self.world_size == len(self._deltas) and self._as_before(owner))
-        own = self._saved_buffer(owner) if same else None
+        own = before.parts[rank].buffers.get(buffer) if same and rank in before.parts else None
         if own is not None:
             following |= {env: max(end, following.get(env, 0)) for env, end in own.next_positions.items()}
             return following, dict(own.open_episodes)
         if before.own:
             return following, {}
-        last = dict(zip(runs.env.tolist(), names, strict=True))
-        return following, {env: name for env, name in last.items() if name in self._open_before}
-
-    def _saved_buffer(self, owner: Owner) -> PartBuffer | None:
-        rank, buffer = owner
-        return self._before.parts[rank].buffers.get(buffer) if rank in self._before.parts else None
+        opened = {
+            one for part in before.parts.values() for b in part.buffers.values() for one in b.open_episodes.values()
+        }
+        last = dict(zip(runs.stream.tolist(), names, strict=True))
+        return following, {env: name for env, name in last.items() if name in opened}
 
     def _as_before(self, owner: Owner) -> bool:
         """True if a resumed rank began with what the one of its number had held: a plan may have moved it."""
-        began, before = (of.get(owner, LiveRuns.empty()).ordered() for of in (self._held, self._saved))
-        return all(np.array_equal(one, other) for one, other in zip(began, before, strict=True))
-
-    @cached_property
-    def _open_before(self) -> set[str]:
-        """Episodes that were open in the checkpoint which the session resumed from."""
-        buffers = (buffer for part in self._before.parts.values() for buffer in part.buffers.values())
-        return {name for buffer in buffers for name in buffer.open_episodes.values()}
+        some = [self._of(steps, owner) for steps in (self._held, self._saved)]
+        rows = [np.stack([one.stream, one.lo, one.hi, one["env"], one["position"]]) for one in some]
+        began, before = (columns[:, np.lexsort(columns)] for columns in rows)
+        return np.array_equal(began, before)
 
     # -- columns and attributes ----------------------------------------------------------------------------------
 
-    def _values(self, owner: Owner, runs: LiveRuns, names: set[str]) -> tuple[dict[str, Column], dict[str, str]]:
+    def _values(self, owner: Owner, runs: Steps, names: set[str]) -> tuple[dict[str, Column], dict[str, str]]:
         """The columns of live steps, and attributes of live episodes as JSON."""
         rank, buffer = owner
         given: dict[str, list[tuple[Column, Steps]]] = {}
         attributes: dict[str, dict[str, Any]] = {}
         for source in [source for source in self._before.parts if source == rank or not self._before.own]:
-            steps = self._saved.get((source, buffer), LiveRuns.empty()).written
+            steps = self._of(self._saved, (source, buffer))
             columns, known = self._before.values(source, buffer)
             for name, column in columns.items():
                 given.setdefault(name, []).append((column, steps))
@@ -195,11 +217,11 @@ class SessionFold:
                 attributes.setdefault(name, {}).update(of)
         delta = self._deltas.get(rank) or Delta()
         for name, journaled in delta.columns.get(buffer, {}).items():
-            given.setdefault(name, []).extend((column, self._streams.steps(steps)) for column, steps in journaled)
+            given.setdefault(name, []).extend((column, self._stretches(buffer, steps)) for column, steps in journaled)
         for name, more in delta.attributes.get(buffer, {}).items():
             attributes.setdefault(name, {}).update(more)
         for name, (dtype, shape) in self._kinds.get(buffer, {}).items():
-            given.setdefault(name, [(Column(_blank(dtype, 0, shape), dtype), self._streams.steps([]))])
+            given.setdefault(name, [(Column(_blank(dtype, 0, shape), dtype), self._stretches(buffer, []))])
         live = {name: {key: value for key, value in of.items() if key in names} for name, of in attributes.items()}
         texts = {name: jsontree.dumps(of, where="attributes") for name, of in live.items()}
         return {name: self._filled(owner, name, runs, values) for name, values in given.items()}, texts
@@ -218,67 +240,29 @@ class SessionFold:
                 out.setdefault(buffer, {}).update(kinds)
         return out
 
-    def _filled(self, owner: Owner, name: str, runs: LiveRuns, given: Sequence[tuple[Column, Steps]]) -> Column:
-        column, lacking = fill(runs.written, given)
+    def _filled(self, owner: Owner, name: str, runs: Steps, given: Sequence[tuple[Column, Steps]]) -> Column:
+        column, lacking = fill(Steps(runs["source"], runs["written"], runs["written"] + runs.length), given)
         if lacking:
             self.lacking[*owner, name] = lacking
         return column
 
 
-class _StreamNumbers:
-    """Numbers of streams, in the order in which they are met."""
+class _Numbers(dict[Any, int]):
+    """Numbers of names, in the order in which they are met."""
 
-    def __init__(self) -> None:
-        self.names: list[Stream] = []
-        self._numbers: dict[Stream, int] = {}
+    def __missing__(self, name: Any) -> int:
+        self[name] = len(self)
+        return self[name]
 
-    def number(self, stream: Stream) -> int:
-        """The number of a stream; a new one gets the next."""
-        if stream not in self._numbers:
-            self._numbers[stream] = len(self.names)
-            self.names.append(stream)
-        return self._numbers[stream]
+    def of(self, *columns: pa.ChunkedArray) -> Ints:
+        """The numbers of many names, each of one entry of each column."""
+        names = zip(*(column.to_pylist() for column in columns), strict=True)
+        return np.array([self[name] for name in names], np.int64)
 
-    def of(self, session: Any, rank: Any, env: Any) -> Ints:
-        """The numbers of many, from three columns."""
-        names = zip(session.to_pylist(), rank.to_pylist(), env.to_pylist(), strict=True)
-        return np.array([self.number(name) for name in names], np.int64)
-
-    def steps(self, some: Iterable[Stretch]) -> Steps:
-        """Steps of these streams."""
-        columns = [(self.number((session, rank, env)), lo, hi) for session, rank, env, lo, hi in some]
-        return Steps(*np.array(columns, np.int64).reshape(-1, 3).T)
-
-
-def _by_owner(live: pa.Table, streams: _StreamNumbers) -> dict[Owner, LiveRuns]:
-    """Rows of the live table, by rank and buffer."""
-    stream = streams.of(live["session"], live["stream_rank"], live["stream_env"])
-    env, position, lo, hi = (live[name].to_numpy() for name in ("env_id", "position", "lo", "hi"))
-    every = LiveRuns(env, position, hi - lo, np.zeros(len(lo), np.int64), stream, lo)
-    parts = list(zip(live["rank"].to_pylist(), live["buffer"].to_pylist(), strict=True))
-    places: dict[Owner, list[int]] = {}
-    for place, part in enumerate(parts):
-        places.setdefault(part, []).append(place)
-    return {part: every.pick(np.array(some, np.int64)) for part, some in places.items()}
-
-
-def _appended(segments: pa.Table, streams: _StreamNumbers) -> dict[Owner, LiveRuns]:
-    """The steps that rows of the segments table have, and episodes without steps, where their ranks put them."""
-    import pyarrow.compute as pc
-
-    rows = segments.filter(pc.is_valid(segments["shard"]))
-    names = ("rank", "buffer", "env_id", "position", "session")
-    live = rows.select(names)
-    end = pc.add(rows["position"], rows["length"])
-    more = (("stream_rank", rows["rank"]), ("stream_env", rows["env_id"]), ("lo", rows["position"]), ("hi", end))
-    for name, column in more:
-        live = live.append_column(name, column)
-    return _by_owner(live, streams)
-
-
-def _together(*some: LiveRuns) -> LiveRuns:
-    """The runs of all, in live order."""
-    return LiveRuns.joined(some).ordered()
+    def columns(self, numbers: Ints, width: int) -> list[list[Any]]:
+        """The entries of their names, of so many each, by column."""
+        names = list(self)
+        return [[names[number][at] for number in numbers.tolist()] for at in range(width)]
 
 
 def _ends(
@@ -303,51 +287,6 @@ def _ends(
     still = {env: name for env, name in opened.items() if env not in newest and name not in closed}
     each = ((env, sequence, name) for env, (_, sequence, name) in newest.items() if name is not None)
     return following, still | {env: name for env, sequence, name in each if closed.get(name, -1) < sequence}
-
-
-def _ends_of(runs: LiveRuns) -> dict[int, int]:
-    """Env row -> the position after its last step."""
-    ordered = np.argsort(ends := runs.position + np.maximum(runs.length, 1), kind="stable")
-    return dict(zip(runs.env[ordered].tolist(), ends[ordered].tolist(), strict=True))
-
-
-def _without(runs: LiveRuns, gone: Steps) -> LiveRuns:
-    """The runs less these steps, wherever they stand; an episode without steps goes with its position."""
-    left = runs.written.minus(gone)
-    return LiveRuns(left["env"], left["position"], left.length, left["episode"], left.stream, left.lo).ordered()
-
-
-def _left_over(origin: Mapping[Owner, LiveRuns], taken: Mapping[Owner, LiveRuns], rank: int) -> dict[Owner, LiveRuns]:
-    """What a rank gets that died before it said what it held: of what its session went on from all that no other took.
-
-    Of several ranks each gets env rows of its own.
-    """
-    out: dict[Owner, LiveRuns] = {}
-    for buffer in sorted({buffer for _, buffer in origin}):
-        others = [runs for (_, name), runs in taken.items() if name == buffer]
-        gone = _together(LiveRuns.empty(), *others).written.placed
-        rest = [_without(runs, gone) for (_, name), runs in sorted(origin.items()) if name == buffer]
-        rest = [runs for runs in rest if len(runs.lo)]
-        if rest:
-            out[rank, buffer] = _together(*(rest if len(rest) == 1 else _apart(rest)))
-    return out
-
-
-def _apart(some: Sequence[LiveRuns]) -> list[LiveRuns]:
-    """Runs of several ranks, so that none stands where another does; without an env row they follow each other."""
-    out, rows, position = [], 0, 0
-    for runs in some:
-        alone = runs.env < 0
-        out.append(
-            runs._replace(
-                env=np.where(alone, runs.env, runs.env + rows),
-                position=np.where(alone, runs.position + position, runs.position),
-            )
-        )
-        ends = runs.position + np.maximum(runs.length, 1)
-        rows += int(runs.env.max(initial=-1)) + 1
-        position += int(ends[alone].max(initial=0))
-    return out
 
 
 # -- values of columns -------------------------------------------------------------------------------------------------

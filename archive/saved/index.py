@@ -26,11 +26,11 @@ from archive.base import (
 )
 from archive.log import Discarded, Lineage, Sighting
 from archive.shard import Members, indexed
+from archive.write import Stretch
 
 UNCONSUMED = "unconsumed.json"  # the member with what was drawn and not trained on
 LEDGER = "ledger.parquet"  # the member with rows of the ledger table, if there are any
 LEFT_OUT = "left_out.parquet"  # the member with these, if there are any
-Stretch = tuple[str, Count, int, Count, Count]  # session, rank, env id; steps [lo, hi) of that stream
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,14 +24,13 @@ from archive.saved.index import (
     I,
     PartIndex,
     StateRef,
-    Stretch,
     TickColumn,
     TickIndex,
     load,
 )
 from archive.shard import Member, Placed, ShardView, checksum, file_member, indexed, inflate
 from archive.store import Storage
-from archive.write import Column
+from archive.write import Column, RankRows, Stretch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,27 +45,6 @@ def pack(index: I, rows: Mapping[str, pa.Table], members: Sequence[Member]) -> t
     files: list[Member] = [file_member(f"{name}.parquet", tables.dumps(table)) for name, table in rows.items()]
     buffers, placed = indexed.pack(index, [*files, *members])
     return buffers, placed[len(files) :]
-
-
-class RankRows(NamedTuple):
-    """Rows that one rank adds to tables of a commit. Those of segments and of the ledger are numbered together."""
-
-    segments: pa.Table
-    chunks: pa.Table
-    ledger: pa.Table
-
-    @property
-    def next_sequence(self) -> int:
-        """The number after those that its rows have; 0 if there are none."""
-        return next_sequence(self.segments, self.ledger)
-
-
-def next_sequence(*numbered: pa.Table | None) -> int:
-    """The number after those of some rows of the segments and ledger tables."""
-    import pyarrow.compute as pc
-
-    greatest = [pc.max(rows["sequence"]).as_py() for rows in numbered if rows is not None and rows.num_rows]
-    return 1 + max(greatest, default=-1)
 
 
 class SavedObject(Generic[I]):

@@ -59,6 +59,12 @@ class Steps:
         follows, columns = (*self.follows, *follows), self.columns | columns
         return Steps(self.stream, self.lo, self.hi, follows=follows, **columns)
 
+    def each(self) -> Steps:
+        """The steps one by one, each a row."""
+        rows = np.repeat(np.arange(len(self)), self.length)
+        lo = spans(self.lo, self.length)
+        return self.cut(rows, lo, lo + 1)
+
     def pick(self, rows: Any) -> Steps:
         """Some of the rows, by their numbers or by a mask."""
         columns = {name: values[rows] for name, values in self.columns.items()}

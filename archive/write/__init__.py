@@ -3,18 +3,31 @@ commit names it."""
 
 from __future__ import annotations
 
-from archive.write import cut, imports
-from archive.write.blocks import Block, Slab
+from archive.write import imports, live
+from archive.write.blocks import Block, Slab, weighed
 from archive.write.buffer import Buffer
-from archive.write.cut import Column, Cut, column_path, digest, live_table
+from archive.write.changes import Changes, kept
 from archive.write.episodes import EpisodeRecord, Ids
 from archive.write.intake import StepsPart, owned
-from archive.write.live import OWN, BufferResume, LiveRuns, Resume, Stream, looked_at
-from archive.write.pipeline import Changes, Pipeline
+from archive.write.live import (
+    OWN,
+    BufferResume,
+    Column,
+    Cut,
+    Resume,
+    Stream,
+    Stretch,
+    column_path,
+    digest,
+    live_steps,
+    looked_at,
+    ordered,
+)
+from archive.write.pipeline import Pipeline
 from archive.write.slabs import slab_bytes
 from archive.write.works import (
-    ObjectDraft,
     ObjectKind,
+    RankRows,
     Seal,
     ShardObjects,
     Upload,
@@ -35,28 +48,31 @@ __all__ = [
     "Cut",
     "EpisodeRecord",
     "Ids",
-    "LiveRuns",
-    "ObjectDraft",
     "ObjectKind",
     "Pipeline",
+    "RankRows",
     "Resume",
     "Seal",
     "ShardObjects",
     "Slab",
     "StepsPart",
     "Stream",
+    "Stretch",
     "Upload",
     "Work",
     "Written",
     "column_path",
-    "cut",
     "digest",
     "encoded",
     "imports",
-    "live_table",
+    "kept",
+    "live",
+    "live_steps",
     "looked_at",
+    "ordered",
     "owned",
     "rows_alone",
     "shard",
     "slab_bytes",
+    "weighed",
 ]

@@ -5,28 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace as replaced
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from archive.arrays import Ints, Memory
+from archive.arrays import Ints, Memory, spans
 from archive.base import FieldError, Losses, NotFoundError, UsageError, check_text, logger
 from archive.fields import Kinds, Schema
 from archive.log import Place
-from archive.shard import SHARD_BYTES
 from archive.steps import Steps
 from archive.tables import NO_ENV
-from archive.write import cut, intake
-from archive.write.blocks import Block
-from archive.write.cut import Cut
+from archive.write import intake
+from archive.write.blocks import Block, weighed
+from archive.write.changes import Changes, kept
 from archive.write.episodes import End, EpisodeRecord, Ids, SegmentRows
 from archive.write.intake import StepsPart, StepWeights, TakenSteps
-from archive.write.live import BufferResume, LiveRuns, LiveSet
-from archive.write.pipeline import Changes
-from archive.write.slabs import Slabs, slab_bytes
-from archive.write.streams import AppendedRows, Assigned, Streams
-from archive.write.works import Describe, rows_alone
+from archive.write.live import BufferResume, Cut, LiveSet
+from archive.write.slabs import Slabs
+from archive.write.streams import AppendedRows, Streams
+from archive.write.works import rows_alone
 
 if TYPE_CHECKING:
     import threading
@@ -62,17 +59,18 @@ class Buffer:
         self.streams = Streams()
         self.live_set = LiveSet((place.session, place.rank), journaled=journaled)
         self.losses = Losses()
-        self._rows_of = SegmentRows(name, place, self.streams.records, ids)
+        self._segment_rows = SegmentRows(name, place, self.streams.records, ids)
         self._step_weights = StepWeights()
-        self._slabs = Slabs(
-            changes, memory, self._shard_bytes, self._describing,
-            lambda shard: intake.reward_field(self._declared, shard), lambda: SHARD_BYTES,
+        self.slabs = Slabs(
+            changes, memory, self.streams, self.live_set, self._segment_rows,
+            lambda shard: intake.reward_field(self._declared, shard),
         )  # fmt: skip
         self._kinds = Kinds(name)
         self._intake = intake.StepIntake(self._kinds.known)
-        self._ended: list[int] = []  # episodes that ended with no step; replaced, or appended to
-        self._steps_at_send = 0  # live ones, when a shard was last sent off
-        changes.parts.append((self._mark, self._cut_back))
+        changes.parts += [
+            kept(self, "_declared", "_step_weights"), kept(self.losses, "counts"),
+            self.streams.kept, self.streams.records.kept, self.live_set.kept, (self.slabs.mark, self.slabs.cut_back),
+        ]  # fmt: skip
 
     @property
     def name(self) -> str:
@@ -91,21 +89,6 @@ class Buffer:
     def _entered(self) -> threading.RLock:
         """The lock, if the writer may be used here."""
         return self._changes.entered()
-
-    def _mark(self) -> Any:
-        """The state that a call may change."""
-        own = (self._declared, self._step_weights, self._steps_at_send, self._ended, len(self._ended))
-        return own, self.streams.mark(), self.live_set.mark(), self._slabs.mark(), self.losses.mark()
-
-    def _cut_back(self, mark: Any) -> None:
-        """Be as it was."""
-        own, streams, live, slabs, losses = mark
-        self._declared, self._step_weights, self._steps_at_send, self._ended, ended = own
-        del self._ended[ended:]
-        self.streams.cut_back(streams)
-        self.live_set.cut_back(live)
-        self._slabs.cut_back(slabs)
-        self.losses.cut_back(losses)
 
     # -- adding -------------------------------------------------------------------------------------------------
 
@@ -158,14 +141,12 @@ class Buffer:
             begin = start if count or last else start + 1
             number = self._register(EpisodeRecord(name, env, begin, not first, metadata, replaces, taken.schema.digest))
             if last:
-                self.streams.end(number, start + count, terminated=terminated, truncated=truncated)
+                end = End(start + count, self.streams.epoch, terminated, truncated)
+                self.streams.records.close(number, end)
             self.streams.start_at(env, start + max(1, count), None if last or env == NO_ENV else number)
             one = Steps(*(np.array([of]) for of in (env, start, start + count)), episode=np.array([number]))
             self.live_set.add(one)
-            runs = one if count else one.pick(slice(0))
-            self._slabs.keep(
-                Block(taken.schema, fields.data, runs, weights.uuid, weights.update_count, number, env, start)
-            )
+            self.slabs.keep(Block(taken.schema, fields.data, weighed(one, *weights), whole=True))
             return name
 
     def _register(self, record: EpisodeRecord) -> int:
@@ -173,10 +154,10 @@ class Buffer:
         replaced = records.number_of(record.id) if record.replaces else None
         if replaced is not None:
             self.live_set.remove(np.array([replaced]))
-            self._ended = [i for i in self._ended if i != replaced]
+            self.streams.ended = [i for i in self.streams.ended if i != replaced]
             earlier = records.fields_of(replaced)
-            if earlier != record.fields and self._slabs.has(earlier):
-                self._slabs.submit(earlier)  # the newest revision is the one written last
+            if earlier != record.fields and self.slabs.has(earlier):
+                self.slabs.submit(earlier)  # the newest revision is the one written last
         return records.add(record)
 
     def append(
@@ -212,9 +193,9 @@ class Buffer:
             rows = intake.rows(
                 taken.fields.length, env_ids, first, last, episode_ids, terminated, truncated, positions
             )  # fmt: skip
-            assigned = self._assigned(rows, taken, metadata)
-            self._keep(taken, weights, assigned.as_given, owned=owned)
-            return assigned.positions
+            _, given = self._assigned(rows, taken, metadata)
+            self._keep(taken, weights, given, owned=owned)
+            return spans(given.lo, given.length)
 
     def append_parts(
         self, parts: Iterable[StepsPart], stretches: Steps, *, first: Any, last: Any, episode_ids: Any,
@@ -233,11 +214,11 @@ class Buffer:
             taken = self._intake.take(part.steps, self._declared)
             weights = intake.weights(part.model_weights_uuid, part.update_count, self._step_weights, taken.fields)
             if runs is None:
-                runs = self._assigned(rows, taken, metadata).runs
+                runs, _ = self._assigned(rows, taken, metadata)
             met = runs.meet(part.of)
             self._keep(taken, weights, runs.cut(met.left, met.lo, met.hi), owned=True)
 
-    def _assigned(self, rows: AppendedRows, taken: TakenSteps, metadata: dict[str, Any]) -> Assigned:
+    def _assigned(self, rows: AppendedRows, taken: TakenSteps, metadata: dict[str, Any]) -> tuple[Steps, Steps]:
         """Positions and episodes of these rows, which are live from now on."""
         if taken.whole:
             intake.check_single(taken.fields, rows)
@@ -245,14 +226,11 @@ class Buffer:
             self._check_same_fields(rows, taken)
         self._kinds.add(taken.schema, taken.fields.vague)
         assigned = self.streams.assign(rows, self._ids, metadata, taken.schema.digest)
-        self._ended += assigned.broken
-        self.live_set.add(assigned.runs)
+        self.live_set.add(assigned[0])
         return assigned
 
     def _keep(self, taken: TakenSteps, weights: StepWeights, runs: Steps, *, owned: bool) -> None:
-        episode = int(runs["episode"][0]) if taken.whole and taken.fields.length else None
-        block = Block(taken.schema, taken.fields.data, runs, weights.uuid, weights.update_count, episode)
-        self._slabs.keep(block, owned=owned)
+        self.slabs.keep(Block(taken.schema, taken.fields.data, weighed(runs, *weights), taken.whole), owned=owned)
 
     def _check_same_fields(self, rows: AppendedRows, taken: TakenSteps) -> None:
         for env in rows.envs.tolist():
@@ -269,8 +247,8 @@ class Buffer:
                     f"episode {name!r} ({self._kinds.difference(before, taken.schema)}); give the same fields "
                     "for all steps of an episode, or close it first"
                 )
-            if self._slabs.has(before):
-                self._slabs.submit(before)  # the earlier steps are written first
+            if self.slabs.has(before):
+                self.slabs.submit(before)  # the earlier steps are written first
             self.streams.records.refine(number, taken.schema.digest)
 
     def weights(self, uuid: Any = None, update_count: int | None = None) -> None:
@@ -318,7 +296,7 @@ class Buffer:
     def overwritten(self, episodes: int, steps: int) -> None:
         """So many steps left the buffer before they were appended: counted, and a warning the first time."""
         with self._entered(), self._changes():
-            if not self.losses.mark():
+            if not self.losses.counts:
                 logger.warning(
                     "buffer %r: %d steps of %d env rows were overwritten before they were appended, and are lost to "
                     "the archive; append more often, or make the ring longer. More of them are counted in `discarded` "
@@ -363,14 +341,10 @@ class Buffer:
         """End the open episodes of these env rows (None: all) without another step; their ids."""
         with self._entered(), self._changes():
             wanted = self.streams.open_episodes() if env_ids is None else np.atleast_1d(np.asarray(env_ids, np.int64))
-            numbers = []
-            for env in np.array(list(wanted), np.int64).tolist():
-                if (number := self.streams.close(env)) is not None:
-                    end = self.streams.next_position(env)
-                    self.streams.end(number, end, terminated=terminated, truncated=truncated, reason=reason)
-                    numbers.append(number)
-            self._ended += numbers
-            return [self.streams.records.id_of(number) for number in numbers]
+            envs = np.array(list(wanted), np.int64).tolist()
+            how = {"terminated": terminated, "truncated": truncated, "reason": reason}
+            numbers = [self.streams.close(env, **how) for env in envs]
+            return [self.streams.records.id_of(number) for number in numbers if number is not None]
 
     # -- looking, and several calls as one ----------------------------------------------------------------------
 
@@ -379,11 +353,11 @@ class Buffer:
         with self._entered():
             return self.streams.next_position(int(env_id))
 
-    def live_runs(self) -> tuple[LiveRuns, list[str]]:
+    def live_runs(self) -> tuple[Steps, list[str]]:
         """The live steps as runs of one episode each, in live order; and the episode id of each run."""
         with self._entered():
             runs = self.live_set.runs()
-            return runs, [self.streams.records.id_of(i) for i in runs.episode.tolist()]
+            return runs, [self.streams.records.id_of(i) for i in runs["episode"].tolist()]
 
     @property
     def live(self) -> pa.Table:
@@ -392,7 +366,7 @@ class Buffer:
 
         runs, names = self.live_runs()
         columns = {
-            "env_id": pa.array(runs.env, mask=runs.env == NO_ENV), "position": runs.position, "length": runs.length,
+            "env_id": pa.array(runs.stream, mask=runs.stream == NO_ENV), "position": runs.lo, "length": runs.length,
         }  # fmt: skip
         return pa.table({**columns, "episode_id": pa.array(names, pa.string())})
 
@@ -430,23 +404,17 @@ class Buffer:
     def _snapshot(self, *, columns: Any, attributes: Any, state: Any, incomplete: str) -> Cut:
         """This buffer as it stands, copied, for a checkpoint."""
         opened = {env: self.streams.records.id_of(i) for env, i in self.streams.open_episodes().items()}
-        made = cut.make(
-            self.name, (self._place.session, self._place.rank), self.live_set.runs(), self.streams.records,
-            self.live_set.streams, (self.streams.positions(), opened), columns=columns, attributes=attributes,
-            state=state, incomplete=incomplete, empty=self.column,
+        made = self.live_set.cut(
+            self.name, self.streams.records, (self.streams.positions(), opened), columns=columns,
+            attributes=attributes, state=state, incomplete=incomplete, empty=self.column,
         )  # fmt: skip
         return replaced(made, discarded=self.losses.unreported(made.discarded))
-
-    def live_rows(self) -> pa.Table:
-        """The live steps as rows of the live table."""
-        place = (self._place.session, self._place.rank)
-        return cut.live_table(self.name, place, self.live_set.runs(), self.live_set.streams)
 
     def _take_over(self, resume: BufferResume) -> None:
         """Take over live steps, positions and open episodes; the buffer must be new."""
         known = [replaced(one, metadata=dict(one.metadata)) for one in resume.episodes]
         places = [self.streams.records.add(record) for record in known]
-        runs = resume.runs._replace(episode=np.array(places, np.int64)[resume.runs.episode])
+        runs = resume.runs.beside(episode=np.array(places, np.int64)[resume.runs["episode"]])
         self.live_set.resume(runs, resume.streams, resume.next_positions)
         for number, record in zip(places, known, strict=True):
             if record.sealed:
@@ -460,36 +428,10 @@ class Buffer:
         for place in resume.to_close:
             record = self.streams.records[places[place]]
             self.streams.end(places[place], record.begin + record.stored, truncated=True, reason="resumed")
-            self._ended.append(places[place])
 
     def _submit(self) -> None:
         """Everything pending is ready for the store."""
-        self._slabs.submit_all()
-        if self._ended:
-            ended, self._ended = self._ended, []
-            self._changes.add(rows_alone("segments", lambda: self._rows_of.closing(ended)))
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of steps that are not handed in yet."""
-        return self._slabs.nbytes
-
-    @property
-    def pending_steps(self) -> int:
-        """Steps that are not handed in yet."""
-        return self._slabs.steps
-
-    def _shard_bytes(self, piece: Block) -> int:
-        """Bytes of a shard: of env rows that advance together, and so are evicted together, it holds a slab of time."""
-        rows = self.streams.env_rows
-        if rows < 2:
-            return SHARD_BYTES
-        step_bytes = max(1, piece.nbytes // max(1, piece.length))
-        return slab_bytes(self._steps_at_send * step_bytes, rows, step_bytes, SHARD_BYTES)
-
-    def _describing(self) -> Describe:
-        """The function that describes the segments of the blocks that are sent off now."""
-        self._steps_at_send = self.live_set.steps_at_most
-        epoch = self.streams.epoch
-        self.streams.epoch += 1
-        return partial(self._rows_of.describe, epoch)
+        self.slabs.submit_all()
+        if ended := self.streams.ended:
+            self.streams.ended = []
+            self._changes.add(rows_alone("segments", lambda: self._segment_rows.closing(ended)))

@@ -16,11 +16,11 @@ from archive.base import DuplicateEpisodeError, FieldError, check_text, jsontree
 from archive.fields import ShardSchema
 from archive.index import chains
 from archive.log import Place
+from archive.write.blocks import UNKNOWN, Slab
+from archive.write.changes import kept
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from archive.write.blocks import Slab
 
 NONE = -1
 
@@ -35,26 +35,6 @@ class End(NamedTuple):
     truncated: bool | None = None
     reason: str | None = None
     broken: bool = False
-
-
-class RunEnds(NamedTuple):
-    """The ends of runs: where each ends its episode (NONE: it is open), and how; terminated and truncated are 0, 1 or
-    NONE."""
-
-    position: Ints
-    terminated: Ints
-    truncated: Ints
-    epoch: int
-
-    def pick(self, index: Ints) -> RunEnds:
-        return RunEnds(self.position[index], self.terminated[index], self.truncated[index], self.epoch)
-
-    def end(self, i: int) -> End | None:
-        """The end that run i is; None if it is none."""
-        if self.position[i] == NONE:
-            return None
-        terminated, truncated = (None if v[i] == NONE else bool(v[i]) for v in (self.terminated, self.truncated))
-        return End(int(self.position[i]), self.epoch, terminated, truncated)
 
 
 @dataclass(slots=True)
@@ -79,9 +59,18 @@ class EpisodeRecord:
     broken: bool = False  # of one that was taken over so: without a last step
 
 
+def end_of(of_one: Ints, epoch: int) -> End | None:
+    """The end that an array says: its position (NONE: there is none), and if it was terminated and truncated: 0, 1 or
+    NONE."""
+    position, *flags = of_one.tolist()
+    terminated, truncated = (None if flag == NONE else bool(flag) for flag in flags)
+    return None if position == NONE else End(position, epoch, terminated, truncated)
+
+
 class Lot(NamedTuple):
     """Episodes that one call begins, as arrays: thousands of records would keep the caller waiting. `first`: the number
-    of the first of them; `first_id`: of its id, where they get new ones."""
+    of the first of them; `first_id`: of its id, where they get new ones. `ends`: a column for each as `end_of` takes
+    it; None if all are open."""
 
     first: int
     ids: Ids
@@ -90,11 +79,15 @@ class Lot(NamedTuple):
     env: Ints
     begin: Ints
     headless: Mask
-    ends: RunEnds | None
+    ends: Ints | None
+    epoch: int
     first_id: int = 0
 
     def name(self, i: int) -> str:
         return self.ids.name(self.first_id + i)
+
+    def end(self, i: int) -> End | None:
+        return None if self.ends is None else end_of(self.ends[:, i], self.epoch)
 
     def record(self, i: int, name: str) -> EpisodeRecord:
         about = (int(self.env[i]), int(self.begin[i]), bool(self.headless[i]))
@@ -105,7 +98,7 @@ class EpisodeRecords:
     """The records, numbered from 0. One thread adds episodes; those in the background look at what was added before.
 
     A record is made when somebody asks for it, and ids are looked up in what was made up when somebody first did.
-    An episode ends once. So all that a call changes is appended, and `cut_back` takes it off again.
+    An episode ends once. So all that a call changes is appended.
     """
 
     def __init__(self) -> None:
@@ -116,30 +109,22 @@ class EpisodeRecords:
         self._numbers: dict[str, int] = {}
         self._named = 0  # so many lots are in there
         self._count = 0
+        self.kept = kept(self, "_count", "_refined", grown=("_lots", "_ends"), after=self._forget_beyond)
 
     def __len__(self) -> int:
         return self._count
 
-    def mark(self) -> Any:
-        """Its length so far."""
-        return self._count, len(self._lots), len(self._ends), self._refined
-
-    def cut_back(self, mark: Any) -> None:
-        """Be no further than that."""
-        count, lots, ends, self._refined = mark
-        for number in range(self._count - 1, count - 1, -1):
-            record = self._made.get(number)
-            if record is not None and self._numbers.get(record.id) == number:
+    def _forget_beyond(self) -> None:
+        """Nothing is known of the episodes that were begun beyond its length."""
+        for number in sorted((n for n in list(self._made) if n >= self._count), reverse=True):
+            record = self._made[number]
+            if self._numbers.get(record.id) == number:
                 if record.earlier is None:
                     del self._numbers[record.id]
                 else:
                     self._numbers[record.id] = record.earlier
-            self._made.pop(number, None)
-        self._named = min(self._named, lots)
-        del self._lots[lots:]
-        while len(self._ends) > ends:
-            self._ends.popitem()
-        self._count = count
+            del self._made[number]
+        self._named = min(self._named, len(self._lots))
 
     def __getitem__(self, number: int) -> EpisodeRecord:
         found = self._made.get(number)
@@ -163,7 +148,7 @@ class EpisodeRecords:
         if found is None and self._lots and self._lots[0].first <= number:
             lot = self._lot(number)
             at = number - lot.first
-            found = lot.ends.end(at) if lot.ends is not None and at < len(lot.env) else None
+            found = lot.end(at) if at < len(lot.env) else None
         return found
 
     def _lot(self, number: int) -> Lot:
@@ -207,7 +192,7 @@ class EpisodeRecords:
             return
         for i, name in enumerate(names):
             number = self.add(lot.record(i, lot.ids.named(name)[0]))
-            if lot.ends is not None and (end := lot.ends.end(i)) is not None:
+            if (end := lot.end(i)) is not None:
                 self.close(number, end)
 
     def close(self, number: int, end: End) -> None:
@@ -225,15 +210,7 @@ class Ids:
         self._load = known
         self._known: Set[str] | None = None  # of what is committed; others' come to it as it goes
         self._own: dict[str, None] = {}  # given by the user
-
-    def mark(self) -> int:
-        """The number of ids that were given."""
-        return len(self._own)
-
-    def cut_back(self, mark: int) -> None:
-        """Free the ids that were given since."""
-        while len(self._own) > mark:
-            self._own.popitem()
+        self.kept = kept(self, grown=("_own",))
 
     def take(self, count: int) -> int:
         """So many new ids: the number of the first; the others follow."""
@@ -288,23 +265,20 @@ class SegmentRows:
 
         What ended after the slab was sent is open in it: a checkpoint may lie between.
         """
-        episodes, positions, lengths = slab.episode.tolist(), slab.position.tolist(), slab.length.tolist()
+        some = slab.segments
+        episodes, positions, lengths = some["episode"].tolist(), some.lo.tolist(), some.length.tolist()
+        uuids, updates = some["uuid"].tolist(), some["update"].tolist()
         rows: list[dict[str, Any]] = [{}] * len(episodes)
         # episodes as they were begun: of two revisions the newer is the later; steps as they follow, beginning with
         # none
-        for i in np.lexsort((slab.position, slab.episode)).tolist():
+        for i in np.lexsort((some.lo, some["episode"])).tolist():
             rows[i] = row = self._segment(episodes[i], positions[i], lengths[i], epoch)
             record, reward = self._records[row.pop("index")], slab.reward[i]
-            record.weights = _newest(slab, i)
+            record.weights = uuids[i], None if updates[i] == UNKNOWN else updates[i]
             record.returned = reward if record.returned is None or reward is None else record.returned + reward
             row["return"] = record.returned
         columns = {name: [row[name] for row in rows] for name in rows[0]} if rows else {"episode_id": []}
-        return self._table(
-            columns, shard=key, start=slab.start, length=slab.length, env_id=slab.env_id, position=slab.position,
-            extents=tables.extents(slab.extents, len(episodes)), schema=slab.schema.dumps(),
-            model_weights_uuids=slab.uuids, update_count_min=slab.update_min, update_count_max=slab.update_max,
-            weights=slab.weights,
-        )  # fmt: skip
+        return self._table(columns, shard=key, **slab.columns)
 
     def _segment(self, index: int, position: int, length: int, epoch: int) -> dict[str, Any]:
         record, end = self._records[index], self._records.end(index)
@@ -348,11 +322,3 @@ class SegmentRows:
     def _table(self, columns: dict[str, Any], **more: Any) -> pa.Table:
         fixed = {"session": self._place.session, "buffer": self._buffer, "rank": self._place.rank}
         return tables.from_columns("segments", columns | more | fixed)
-
-
-def _newest(slab: Slab, segment: int) -> tuple[str | None, int | None]:
-    """The weights and the update count of the last step of a segment."""
-    runs, uuids = slab.weights[segment], slab.uuids[segment]
-    if runs is None:
-        return uuids[-1] if uuids else None, slab.update_max[segment]
-    return runs[-1]["model_weights_uuid"], runs[-1]["update_count"]

@@ -1,98 +1,112 @@
 """Pure, no I/O: the live set of one buffer: which steps are in it, in order; which have left it since somebody last
-asked, by their permanent addresses; and what a writer takes over of one.
+asked, by their permanent addresses; a cut of it, as a checkpoint has it, with columns, attributes and state; and what a
+writer takes over of one.
+
+Live steps are `Steps` by env row and position, in this order, with columns `episode`, `source` (the number of the
+stream that they were written to) and `written` (from where on). A row is of one episode, or an episode without steps.
 
 Positions are never used twice, so adding and evicting commute: both are noted, and applied together when somebody
 looks. Notes are appended, and what they come to is replaced: so a refused call is cut off again.
-
-A run is (env, position, length, episode, stream, lo): `length` consecutive steps of one episode that stand at
-`position` of env row `env` and were written to `stream` from `lo` on. OWN stands for the writer's own stream of that
-env row, where `lo == position`. Order is (env, position).
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from archive import tables
 from archive.arrays import Ints
+from archive.base import ColumnError, Count, UsageError, cached_property, check_text, escape, jsontree
+from archive.fields import dtypes, nests
+from archive.fields.state import trees
 from archive.log import CommitLog, ForkedFrom, Origin
 from archive.steps import Steps
-from archive.write.episodes import EpisodeRecord
+from archive.write.changes import kept
+from archive.write.episodes import EpisodeRecord, EpisodeRecords
 
-Stream = tuple[str, int, int]  # session, rank, env id
-OWN = -1
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Array = np.ndarray[Any, Any]
+Empty = Callable[[tuple[int, ...], Any], Array]  # (shape, dtype) -> memory
+POLICIES = ("keep", "drop")
+OWN = -1  # number of a stream: the writer's own of that env row, where steps are written at their position
 _MAX_NOTES = 4096  # of added steps before they are applied
 _MAX_EVICTED = 1 << 14  # rows of notes before they are made one
 _NOTHING = Steps.joined([])
+Stream = tuple[str, int, int]  # session, rank, env id
+Stretch = tuple[str, Count, int, Count, Count]  # session, rank, env id; steps [lo, hi) of that stream
+_NONE = np.zeros(0, np.int64)
 
 
-class LiveRuns(NamedTuple):
-    """Columns of a live set, sorted by (env, position); runs of length 0 are episodes without steps."""
+def live_steps(
+    env: Ints = _NONE, position: Ints = _NONE, length: Ints = _NONE, episode: Ints = _NONE, source: Ints = _NONE,
+    written: Ints = _NONE,
+) -> Steps:  # fmt: skip
+    """Steps of a live set, by env row and position."""
+    columns = {"episode": episode, "source": source, "written": written}
+    return Steps(env, position, position + length, follows=("written",), **columns)
 
-    env: Ints
-    position: Ints
-    length: Ints
-    episode: Ints
-    stream: Ints
-    lo: Ints
 
-    @classmethod
-    def empty(cls) -> LiveRuns:
-        return cls(*(np.zeros(0, np.int64) for _ in range(6)))
+def ordered(live: Steps) -> Steps:
+    """The same in live order. Those of an env row mostly stand in it, and sorting by env row is quick."""
+    order = np.argsort(live.stream, kind="stable")
+    env, position = live.stream[order], live.lo[order]
+    later = (env[1:] > env[:-1]) | (position[1:] > position[:-1])
+    return live.pick(order if later.all() else np.lexsort((live.length, live.lo, live.stream)))
 
-    @classmethod
-    def joined(cls, some: Sequence[LiveRuns]) -> LiveRuns:
-        """The rows of all, end to end."""
-        return cls(*map(np.concatenate, zip(cls.empty(), *some, strict=True)))
 
-    @classmethod
-    def of(cls, some: Steps) -> LiveRuns:
-        """From what `standing` gives."""
-        return cls(some.stream, some.lo, some.length, some["episode"], some["source"], some["written"])
+@dataclass(frozen=True)
+class Column:
+    """One value a live step, in live order, in stored form."""
 
-    def pick(self, index: Any) -> LiveRuns:
-        return LiveRuns(*(column[index] for column in self))
+    array: Array
+    dtype: str
+
+    @cached_property
+    def digest(self) -> str:
+        """Tells whether it has changed; found out when somebody asks, as a checkpoint's caller waits for the rest."""
+        return digest(self.array)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One buffer as a checkpoint says it."""
+
+    name: str
+    place: tuple[str, int]  # session and rank
+    runs: Steps
+    streams: Sequence[Stream]
+    next_positions: dict[int, int]
+    open_episodes: dict[int, str]
+    columns: dict[str, Column]
+    attributes: dict[str, str]  # name -> JSON of {episode id: value}
+    state: tuple[dict[str, Any], dict[str, Array]] | None
+    discarded: dict[str, dict[str, int]]
+    left: Steps  # what is live, and not in it
+
+    @cached_property
+    def live(self) -> pa.Table:
+        """Rows of the live table; made in the background, as a checkpoint's caller waits for the rest."""
+        return _live_table(self.name, self.place, self.runs, self.streams)
 
     @property
-    def standing(self) -> Steps:
-        """The steps by env row and position."""
-        more = {"episode": self.episode, "source": self.stream, "written": self.lo}
-        return Steps(self.env, self.position, self.position + self.length, follows=("written",), **more)
-
-    @property
-    def written(self) -> Steps:
-        """The steps by stream."""
-        more = {"env": self.env, "position": self.position, "episode": self.episode}
-        return Steps(self.stream, self.lo, self.lo + self.length, follows=("position",), **more)
-
-    def ordered(self) -> LiveRuns:
-        """In live order. Those of an env row mostly stand in it, and sorting by env row is quick."""
-        order = np.argsort(self.env, kind="stable")
-        env, position = self.env[order], self.position[order]
-        later = (env[1:] > env[:-1]) | (position[1:] > position[:-1])
-        return self.pick(order if later.all() else np.lexsort((self.length, self.position, self.env)))
-
-    def merged(self) -> LiveRuns:
-        """Neighbouring steps of one stream as one run, whatever episodes they are of; episodes without steps alone."""
-        some = self._replace(episode=np.zeros_like(self.episode)).pick(self.length > 0)
-        return LiveRuns.joined([LiveRuns.of(some.standing.merged()), self.pick(self.length == 0)]).ordered()
+    def left_out(self) -> pa.Table:
+        """Rows as of the live table, of what is not in it."""
+        return _live_table(self.name, self.place, self.left, self.streams)
 
     @property
     def steps(self) -> int:
-        return int(self.length.sum())
+        return int(self.runs.length.sum())
 
-
-class Range(NamedTuple):
-    """Steps [lo, hi) of a stream; an episode without steps takes one position."""
-
-    session: str
-    rank: int
-    env: int
-    lo: int
-    hi: int
+    @property
+    def episodes(self) -> int:
+        return len(np.unique(self.runs["episode"]))
 
 
 class LiveSet:
@@ -102,32 +116,21 @@ class LiveSet:
         """place: session and rank.  journaled: what leaves is noted for `take_left`."""
         self._own = place
         self.journaled = journaled
-        self._runs = LiveRuns.empty()
+        self._runs = live_steps()
         self._added: list[Steps] = []  # env rows by position, each with the number of its episode
         self._evicted: list[Steps] = []  # env rows by position
         self._left: list[Steps] = []  # the same, since `take_left`
-        self._left_runs: list[LiveRuns] = []  # what left by episodes, since then
+        self._left_runs: list[Steps] = []  # what left by episodes, since then
         self._said = _NOTHING  # of env rows all before some position: was taken before
         self.streams: Sequence[Stream] = ()  # of other ranks and sessions that have live steps here
-        self._foreign = LiveRuns.empty()  # these, as they were taken over
+        self._foreign = live_steps()  # these, as they were taken over
         self._first: Mapping[int, int] = {}  # env row -> the first position of its own stream
+        self.kept = kept(self, "_runs", "_said", grown=("_added", "_evicted", "_left", "_left_runs"))
 
-    def resume(self, runs: LiveRuns, streams: Sequence[Stream], next_positions: Mapping[int, int]) -> None:
+    def resume(self, runs: Steps, streams: Sequence[Stream], next_positions: Mapping[int, int]) -> None:
         """Begin with these steps, which lie in the streams of others."""
         self._runs = self._foreign = runs
         self.streams, self._first = list(streams), next_positions
-
-    def mark(self) -> Any:
-        """The state that a call may change."""
-        lists = [(notes, len(notes)) for notes in (self._added, self._evicted, self._left, self._left_runs)]
-        return self._runs, self._said, lists
-
-    def cut_back(self, mark: Any) -> None:
-        """Be as it was."""
-        self._runs, self._said, lists = mark
-        self._added, self._evicted, self._left, self._left_runs = (notes for notes, _ in lists)
-        for notes, length in lists:
-            del notes[length:]
 
     # -- coming and leaving -------------------------------------------------------------------------------------
 
@@ -144,24 +147,21 @@ class LiveSet:
             self._left.append(steps)
         for notes in (self._evicted, self._left):
             if len(notes) * len(steps) > _MAX_EVICTED:
-                self._join_notes()
-
-    def _join_notes(self) -> None:
-        self._evicted, self._left = [Steps.joined(self._evicted).union()], [Steps.joined(self._left).union()]
+                self._evicted, self._left = ([Steps.joined(some).union()] for some in (self._evicted, self._left))
 
     def remove(self, episodes: Ints) -> int:
         """All live steps of these episodes have left; how many that were."""
         runs = self.runs()
-        gone = np.isin(runs.episode, episodes)
+        gone = np.isin(runs["episode"], episodes)
         self._leave(runs.pick(gone))
         self._runs = runs.pick(~gone)
         return int(runs.length[gone].sum())
 
     def clear(self) -> None:
         self._leave(self.runs())
-        self._runs = LiveRuns.empty()
+        self._runs = live_steps()
 
-    def _leave(self, runs: LiveRuns) -> None:
+    def _leave(self, runs: Steps) -> None:
         if self.journaled:
             self._left_runs.append(runs)
 
@@ -170,61 +170,202 @@ class LiveSet:
     @property
     def steps_at_most(self) -> int:
         """Live steps; what left since somebody last looked may be counted still."""
-        return self._runs.steps + sum(int(added.length.sum()) for added in self._added)
+        return sum(int(steps.length.sum()) for steps in (self._runs, *self._added))
 
-    def runs(self) -> LiveRuns:
-        """The runs as they stand, sorted, neighbours merged."""
+    def runs(self) -> Steps:
+        """The steps as they stand, sorted, neighbours merged."""
         if self._added or self._evicted:
-            added = Steps.joined(self._added)
-            ordered = LiveRuns.joined([self._runs, _own_runs(added)] if self._added else [self._runs]).ordered()
-            left = ordered.standing.merged().minus(Steps.joined(self._evicted))
-            self._runs, self._added, self._evicted = LiveRuns.of(left), [], []
+            every = [self._runs, _own(Steps.joined(self._added))] if self._added else [self._runs]
+            left = ordered(Steps.joined(every)).merged().minus(Steps.joined(self._evicted))
+            self._runs, self._added, self._evicted = left, [], []
         return self._runs
 
     # -- what has left ------------------------------------------------------------------------------------------
 
-    def take_left(self) -> tuple[Range, ...]:
+    def take_left(self) -> tuple[Stretch, ...]:
         """The steps that have left since this was last asked. All of an env row before some position may have left:
         that is one range, and no list."""
-        out: list[Range] = []
+        out: list[Stretch] = []
         if self._left:
             left = Steps.joined(self._left).union()
             out += self._at(left.minus(self._said))
             self._said, self._left = Steps.joined([self._said, left.pick(left.lo == 0)]).union(), []
         if self._left_runs:
-            out += self.addresses(LiveRuns.joined(self._left_runs).ordered().merged())
+            out += self.addresses(joined(ordered(Steps.joined(self._left_runs))))
             self._left_runs = []
         return tuple(out)
 
-    def addresses(self, runs: LiveRuns) -> list[Range]:
-        """The places where the steps of runs were written, run by run."""
-        return self._ranges(runs.stream, runs.env, runs.lo, runs.lo + np.maximum(1, runs.length))
+    def addresses(self, runs: Steps) -> list[Stretch]:
+        """The places where live steps were written, row by row."""
+        end = runs["written"] + np.maximum(1, runs.length)
+        rows = zip(*(column.tolist() for column in (runs["source"], runs.stream, runs["written"], end)), strict=True)
+        return [(*((*self._own, env) if n == OWN else self.streams[n]), lo, hi) for n, env, lo, hi in rows]
 
-    def _at(self, places: Steps) -> list[Range]:
+    def _at(self, places: Steps) -> list[Stretch]:
         """Steps at positions of env rows: those of their own streams, and those that were taken over."""
         first = np.array([self._first.get(env, 0) for env in places.stream.tolist()], np.int64)
         own = places.cut(slice(None), np.maximum(places.lo, first), places.hi)
-        own = own.pick(own.length > 0)
-        met = places.meet(self._foreign.standing.placed)
-        old = self._foreign.pick(met.right)
-        shift = old.lo - old.position
-        own_streams = np.full(len(own), OWN)
-        return [
-            *self._ranges(own_streams, own.stream, own.lo, own.hi),
-            *self._ranges(old.stream, old.env, met.lo + shift, met.hi + shift),
-        ]
+        met = places.meet(self._foreign.placed)
+        taken = self._foreign.cut(met.right, met.lo, met.hi)
+        return self.addresses(_own(own.pick(own.length > 0))) + self.addresses(taken)
 
-    def _ranges(self, *columns: Ints) -> list[Range]:
-        """Steps [lo, hi) of streams by their numbers and env rows."""
-        rows = zip(*(column.tolist() for column in columns), strict=True)
-        return [Range(*self._stream(stream, env), lo, hi) for stream, env, lo, hi in rows]
+    # -- a checkpoint -------------------------------------------------------------------------------------------
 
-    def _stream(self, stream: int, env: int) -> Stream:
-        return (*self._own, env) if stream == OWN else self.streams[stream]
+    def rows(self, buffer: str) -> pa.Table:
+        """The live steps as rows of the live table."""
+        return _live_table(buffer, self._own, self.runs(), self.streams)
+
+    def cut(
+        self, buffer: str, records: EpisodeRecords, positions: tuple[dict[int, int], dict[int, str]], *,
+        columns: Mapping[str, Any] | None, attributes: Mapping[str, Mapping[str, Any]] | None, state: Any,
+        incomplete: str, empty: Empty = np.empty,
+    ) -> Cut:  # fmt: skip
+        """Copy what belongs to a checkpoint; errors name what does not fit, and nothing is written.
+        empty: memory for the columns."""
+        if incomplete not in POLICIES:
+            raise UsageError(f"incomplete={incomplete!r}: give 'keep' or 'drop'")
+        runs = self.runs()
+        made = {n: column(n, v, runs, records, empty) for n, v in (columns or {}).items()}
+        texts = {n: attribute(n, v, runs, records) for n, v in (attributes or {}).items()}
+        flat = None if state is None else trees.flatten(state, where="state")
+        dropped: dict[str, dict[str, int]] = {}
+        left = live_steps()
+        if incomplete == "drop":
+            following, opened = positions
+            dropped, keep = _incomplete(runs, records, {env: following[env] for env in opened})
+            made = made if keep.all() else {n: _picked(c, np.repeat(keep, runs.length), empty) for n, c in made.items()}
+            runs, left = runs.pick(keep), runs.pick(~keep)
+        return Cut(buffer, self._own, runs, tuple(self.streams), *positions, made, texts, flat, dropped, left)
 
 
-def _own_runs(added: Steps) -> LiveRuns:
-    return LiveRuns(added.stream, added.lo, added.length, added["episode"], np.full(len(added), OWN), added.lo)
+def _own(steps: Steps) -> Steps:
+    """Steps of the writer's own streams, as a live set has them."""
+    return steps.beside(follows=("written",), source=np.full(len(steps), OWN), written=steps.lo)
+
+
+def _live_table(buffer: str, place: tuple[str, int], runs: Steps, streams: Sequence[Stream]) -> pa.Table:
+    """Rows of the live table: runs joined over episodes, streams named."""
+    session, rank = place
+    runs = joined(runs)
+    env, source, lo = runs.stream, runs["source"], runs["written"]
+    each = zip(source.tolist(), env.tolist(), strict=True)
+    names = [(session, rank, e) if number == OWN else streams[number] for number, e in each]
+    return tables.from_columns(
+        "live",
+        {
+            "rank": np.full(len(env), rank), "buffer": [buffer] * len(env), "env_id": env, "position": runs.lo,
+            "session": [n[0] for n in names], "stream_rank": [n[1] for n in names],
+            "stream_env": [n[2] for n in names], "lo": lo, "hi": lo + runs.length,
+        },
+    )  # fmt: skip
+
+
+def joined(runs: Steps) -> Steps:
+    """Neighbouring steps of one stream as one row, whatever episodes they belong to; episodes without steps alone."""
+    some = runs.length > 0
+    full = runs.pick(some)
+    return ordered(Steps.joined([full.beside(episode=np.zeros(len(full), np.int64)).merged(), runs.pick(~some)]))
+
+
+def _incomplete(
+    runs: Steps, records: EpisodeRecords, following: Mapping[int, int]
+) -> tuple[dict[str, dict[str, int]], Any]:  # fmt: skip
+    """Live episodes that lack steps or their end, and their live steps, counted by what they lack; mask of the others'
+    runs. following: env row -> its next position, where an episode is open."""
+    numbers, episode = np.unique(runs["episode"], return_inverse=True)
+    live = np.bincount(episode, runs.length, len(numbers)).astype(np.int64)
+    full = runs.pick(runs.length > 0)
+    begun = set(zip(full["episode"].tolist(), full.stream.tolist(), full.lo.tolist(), strict=True))
+    each = zip(numbers.tolist(), live.tolist(), strict=True)
+    why = np.array([_lack(number, records, steps, begun, following) for number, steps in each], object)
+    counts = {
+        reason: {"episodes": int((why == reason).sum()), "steps": int(live[why == reason].sum())}
+        for reason in ("headless", "open")
+        if (why == reason).any()
+    }
+    return counts, (why == "")[episode]
+
+
+def _lack(
+    number: int, records: EpisodeRecords, live: int, begun: set[tuple[int, int, int]], following: Mapping[int, int]
+) -> str:  # fmt: skip
+    """Why an episode is not complete: its first step is not live, or the last, or one between; "" if it is.
+    live: how many steps are; begun: episode, env row and position where runs of live steps begin."""
+    record, end = records[number], records.end(number)
+    stop = following.get(record.env_id, record.begin) if end is None else end.position
+    has_first = stop == record.begin or (number, record.env_id, record.begin) in begun
+    if record.headless or not has_first:
+        return "headless"
+    return "" if end is not None and not end.broken and live == stop - record.begin else "open"
+
+
+def column(name: str, value: Any, runs: Steps, records: EpisodeRecords, empty: Empty = np.empty) -> Column:
+    """A column of these runs, copied: one value a step, or a dict of episode id to array; ColumnError if that does not
+    fit."""
+    check_text(name, "column name")
+    array = _by_episode(name, value, runs, records) if isinstance(value, Mapping) else nests.as_array(value, name)
+    steps = int(runs.length.sum())
+    if array.ndim == 0 or len(array) != steps:
+        count = "no axis" if array.ndim == 0 else f"{len(array)} values"
+        raise ColumnError(
+            f"column {name!r} has {count}, the buffer has {steps} live steps; give one value a live step, in the "
+            "order of w.live, or a dict of episode id to array"
+        )
+    stored, logical = dtypes.to_stored(array)
+    return _copied(stored, logical, empty)
+
+
+def _copied(stored: Array, logical: str, empty: Empty) -> Column:
+    own = empty(stored.shape, stored.dtype)
+    own[...] = stored
+    return Column(own, logical)
+
+
+def _picked(column: Column, steps: Any, empty: Empty) -> Column:
+    return _copied(column.array[steps], column.dtype, empty)
+
+
+def _by_episode(name: str, values: Mapping[str, Any], runs: Steps, records: EpisodeRecords) -> Array:
+    """Values in live order, from one array an episode."""
+    arrays = {key: nests.as_array(v if not np.isscalar(v) else [v], name) for key, v in values.items()}
+    taken = dict.fromkeys(arrays, 0)
+    parts = []
+    for index, length in zip(runs["episode"].tolist(), runs.length.tolist(), strict=True):
+        key = records.id_of(index)
+        if key not in arrays:
+            raise ColumnError(f"column {name!r} has no values for live episode {key!r}; give one array a live episode")
+        parts.append(arrays[key][taken[key] : taken[key] + length])
+        taken[key] += length
+    wrong = [k for k, a in arrays.items() if len(a) != taken[k]]
+    if wrong:
+        raise ColumnError(
+            f"column {name!r} has {len(arrays[wrong[0]])} values for episode {wrong[0]!r}, of which {taken[wrong[0]]} "
+            "steps are live; give one value a live step"
+        )
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def attribute(name: str, values: Mapping[str, Any], runs: Steps, records: EpisodeRecords) -> str:
+    """An attribute of episodes of these runs, as JSON; ColumnError if it has a value for another."""
+    live = {records.id_of(i) for i in np.unique(runs["episode"]).tolist()}
+    unknown = [k for k in values if k not in live]
+    if unknown:
+        raise ColumnError(
+            f"attribute {name!r} has a value for {unknown[0]!r}, which is not among the {len(live)} live episodes"
+        )
+    return jsontree.dumps(dict(values), where=f"attributes.{check_text(name, 'attribute name')}")
+
+
+def column_path(buffer: str, name: str) -> str:
+    return f"columns/{escape(buffer)}/{escape(name)}"
+
+
+def digest(array: np.ndarray[Any, Any]) -> str:
+    """Tells whether a column has changed."""
+    head = f"{array.dtype.str}{array.shape}".encode()
+    if array.dtype == object:
+        return hashlib.sha256(head + json.dumps(array.tolist()).encode()).hexdigest()
+    return hashlib.sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
 # -- what is taken over ------------------------------------------------------------------------------------------------
@@ -232,9 +373,9 @@ def _own_runs(added: Steps) -> LiveRuns:
 
 @dataclass(frozen=True)
 class BufferResume:
-    """One buffer as a new writer takes it over. `runs.episode` and `runs.stream` index the two lists."""
+    """One buffer as a new writer takes it over. `episode` and `source` of the runs index the two lists."""
 
-    runs: LiveRuns
+    runs: Steps
     episodes: Sequence[EpisodeRecord]
     streams: Sequence[Stream]
     next_positions: Mapping[int, int]

@@ -15,17 +15,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from itertools import takewhile
-from types import TracebackType
-from typing import Any, Self
 
 from archive.arrays import reuse_freed_memory
-from archive.base import ClosedError, thread_pool
+from archive.base import thread_pool
 from archive.log import tablefiles
-from archive.shard import SHARD_BYTES, ShardWriter
-from archive.write.works import Folded, ObjectDraft, ObjectKind, Seal, Upload, Work, Written
+from archive.shard import ShardWriter
+from archive.write.works import Folded, ObjectKind, RankRows, Seal, Upload, Work, Written
 
 MAX_UNDER_WAY_BYTES = 100 * 1024 * 1024
-MAX_HELD_BYTES = 2 * SHARD_BYTES  # by one call, before it sends a part of it off
 FOLD_FROM = 64  # works: several to a tick
 _LOOK_S = 0.2  # while waiting for room
 _MOMENT_S = 0.01  # that a call takes, or two that follow each other
@@ -55,7 +52,7 @@ class Pipeline:
         self.seals: deque[Seal] = deque()  # that may not be durable yet
         self.failed: Callable[[], None] = lambda: None  # called in the background when something failed
         self.number = 0  # of the next object
-        self._draft: ObjectDraft | None = None
+        self._draft: Upload | None = None  # to which more may come
         self._unsealed: list[Upload] = []  # complete objects that no seal has ended
         self._broken: BaseException | None = None  # what could not be laid out is missing: nothing may follow it
 
@@ -84,11 +81,11 @@ class Pipeline:
         return found
 
     def wait(self, works: Sequence[Work]) -> list[Written]:
-        """Wait for these; what was written. What failed stays, and is tried again the next time."""
+        """Wait for these; what each of their objects wrote. What failed stays, and is tried again the next time."""
         if not all(work.begun for work in works):  # else what came later may wait: its caller is still at it
             self._wanted.set()
             self._begin()
-        return [self._written(work) for work in works]
+        return [self._written(upload) for upload in dict.fromkeys(work.laid_out.result() for work in works)]
 
     def forget(self, works: Sequence[Work]) -> None:
         """These are committed."""
@@ -104,13 +101,14 @@ class Pipeline:
         """
         works = self._works
         first = works.index(self._shown) + 1 if self._shown in works else 0
-        folded = [work.whole.rows for work in takewhile(lambda w: isinstance(w, Folded), works[first:])]  # type: ignore[attr-defined]
+        folded = list(takewhile(lambda work: isinstance(work, Folded), works[first:]))
         new = list(takewhile(lambda work: work.stored, works[first + len(folded) :]))
         if len(new) < FOLD_FROM:
             return
-        more = sum(self._written(work).rows for work in new)
-        first, stop = first + tablefiles.files_to_keep(folded, [0] * len(folded), more), first + len(folded) + len(new)
-        works[first:stop] = [Folded([self._written(work) for work in works[first:stop]])]
+        sizes, more = ([one.rows.size for one in self.wait(some)] for some in (folded, new))
+        stop = first + len(folded) + len(new)
+        first += tablefiles.files_to_keep(sizes, [0] * len(sizes), sum(more))
+        works[first:stop] = [Folded(works[first:stop], self.wait(works[first:stop]))]
 
     def failure(self) -> BaseException | None:
         """The error of what failed so far, if any."""
@@ -137,31 +135,28 @@ class Pipeline:
         while self._under_way() and (left := stop - time.monotonic()) > 0:
             self._pause(min(left, _LOOK_S))
 
-    def _written(self, work: Work) -> Written:
-        """Wait for a work. What failed is tried once more; if that fails too, its error is raised."""
-        made = work.laid_out.result()
-        if isinstance(made, Written):
-            return made
-        future = made.future
+    def _written(self, upload: Upload) -> Written:
+        """Wait for an object. What failed is tried once more; if that fails too, its error is raised."""
+        if upload.written is not None:
+            return upload.written
+        future = upload.future
         if future is None or (future.done() and future.exception() is not None):
-            future = self._retry(work, made)
+            future = self._retry(upload)
         try:
             return future.result()
         except Exception:
-            return self._retry(work, made).result()
+            return self._retry(upload).result()
 
-    def _retry(self, work: Work, upload: Upload) -> Future[Written]:
+    def _retry(self, upload: Upload) -> Future[Written]:
         upload.future = future = self._uploads.submit(upload.run)
-        future.add_done_callback(lambda _: self._finished(work))
+        future.add_done_callback(lambda _: self._finished(upload.works))
         return future
 
     def retry_failed(self) -> None:
         """Try what failed once more."""
         for work in list(self._open):
-            if work.error() and not work.under_way and work.laid_out.exception() is None:
-                made = work.laid_out.result()
-                assert isinstance(made, Upload)
-                self._retry(work, made)
+            if work.error() and not work.under_way and work.upload is not None:
+                self._retry(work.upload)
 
     def close(self) -> None:
         self._ordered.shutdown(wait=True, cancel_futures=True)
@@ -226,159 +221,43 @@ class Pipeline:
             for one in [work, *(draft.works if draft else [])]:
                 if not one.laid_out.done():
                     one.laid_out.set_exception(error)
-        self._finished(work)
+            self._finished([work])
 
     def _put_into_draft(self, work: Work) -> None:
-        if isinstance(work, Seal) and not (self._draft or self._unsealed or work.said):
-            work.laid_out.set_result(self._carried())
+        if isinstance(work, Seal) and not (self._draft or self._unsealed or work.said.says):
+            work.laid_out.set_result(Upload(written=Written(RankRows.of(), self.number)))
+            self._finished([work])
             return
-        slab = None if work.slab is None else work.slab()
-        if slab is not None and self._draft is not None and self._draft.slab is not None:
+        if work.is_shard and self._draft is not None and self._draft.slab is not None:
             self._complete(None)
         if self._draft is None:
-            self._draft = ObjectDraft(self.number, self._objects.key(self.number))
-        self._draft.add(work, slab, work.rows(slab, self._draft.key))
-        work.slab = None
+            self._draft = Upload(self.number, self._objects.key(self.number))
+        self._draft.add(work, *work.lay_out(self._draft.key))
         if isinstance(work, Seal):
             work.uploads, self._unsealed = self._unsealed, []
         if isinstance(work, Seal) or not self._objects.sealed:
             self._complete(work if isinstance(work, Seal) else None)
 
     def _complete(self, seal: Seal | None) -> None:
-        """Nothing more comes to the object; what it is in the store is its carrier's."""
+        """Nothing more comes to the object."""
         if self._draft is None:
             return
-        made = self._objects.complete(self._draft, seal)
-        draft, self._draft = self._draft, None
+        self._objects.complete(self._draft, seal)
+        made, self._draft = self._draft, None
         self.number += 1
-        carrier = draft.carrier
-        assert carrier is not None
-        if isinstance(made, Upload):
+        if made.written is None:
             if self._objects.sealed:
                 (self._unsealed if seal is None else seal.uploads).append(made)
-            self._retry(carrier, made)
-        carrier.laid_out.set_result(made)
-        for work in draft.works:
-            if work is not carrier:
-                work.laid_out.set_result(self._carried())
-            self._finished(work)
+            self._retry(made)
+        for work in made.works:
+            work.laid_out.set_result(made)
+        self._finished(made.works)
 
-    def _carried(self) -> Written:
-        """The result of a work whose rows another one stands for."""
-        return Written(None, None, 0, journal=self.number if self._objects.sealed else None)
-
-    def _finished(self, work: Work) -> None:
+    def _finished(self, works: Sequence[Work]) -> None:
         """On a background thread: something came to an end."""
-        error = work.error()
-        if error is not None:
-            self.failed()
-        elif not work.under_way:
-            self._open.pop(work, None)
+        for work in works:
+            if work.error() is not None:
+                self.failed()
+            elif not work.under_way:
+                self._open.pop(work, None)
         self._moved.set()
-
-
-# -- what one call changes ---------------------------------------------------------------------------------------------
-
-
-class Changes:
-    """`with changes.entered(), changes():` a call, of which all is kept or nothing, also where a KeyboardInterrupt ends
-    it at whichever line: how far each part was is marked before the first change, and cut back to.
-
-    What is ready for the store waits until the call's changes are kept, because what was sent off cannot be taken back.
-    A call of many shards sends earlier, for want of memory: if it is interrupted then, the writer must be closed.
-    """
-
-    def __init__(self, pipeline: Pipeline, check: Callable[[], None], surface: Callable[[], None]) -> None:
-        """check: raises where the writer may not be used.  surface: raises what failed in the background."""
-        self.lock = threading.RLock()
-        # of each part of what a writer knows, whose values are replaced or appended to: what gives a mark of how it is,
-        # and what makes it as it was then (done twice, the same)
-        self.parts: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
-        self.joined = False  # calls within are part of the one under way
-        self.kept: Callable[[], None] | None = None  # called after each call whose changes are kept
-        self._pipeline = pipeline
-        self._check = check
-        self._surface = surface
-        self._marks: list[tuple[Callable[[Any], None], Any]] = []
-        self._wait = True
-        self._ready: list[Work] = []
-        self._held = 0  # of those that are ready, so many were before the call
-        self._spilled = False  # a part of the call under way was sent off
-
-    def entered(self) -> threading.RLock:
-        """The lock, if the writer may be used here; calls are serialised by it."""
-        self._check()
-        if self._marks and not self.lock._is_owned():  # type: ignore[attr-defined]
-            with self.lock:  # nobody else is within a call now, so an interrupt has left it
-                self.settle()
-        return self.lock
-
-    def __call__(self, *, wait: bool = True, surface: bool = False) -> Self:
-        """wait: whether it waits for room when it sends off.  surface: whether what failed before ends it."""
-        if not self.joined:
-            self.settle()
-            if surface:
-                self._surface()
-            self._wait = wait
-        return self
-
-    def __enter__(self) -> None:
-        if not self.joined:
-            self._held = len(self._ready)
-            self._marks = [(cut_back, mark()) for mark, cut_back in self.parts]
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.joined:
-            return
-        if kind is not None:
-            self._cut()
-            return
-        self._marks = []
-        self._spilled = False
-        self.send(wait=self._wait)
-        if self.kept is not None:
-            self.kept()
-
-    def _cut(self) -> None:
-        """Take back what the call under way has changed."""
-        if self._marks:
-            del self._ready[self._held :]
-        for cut_back, mark in self._marks:
-            cut_back(mark)
-        self._marks = []
-        self.joined = False
-
-    def settle(self) -> None:
-        """Take back what an interrupted call has left. ClosedError if that cannot be done."""
-        if self._spilled:
-            raise ClosedError(
-                "the writer was interrupted in the middle of a large call, of which a part was sent off: close it, and "
-                "open another; what was committed stands, what was added since then is not in the archive"
-            )
-        self._cut()
-
-    @property
-    def broken(self) -> bool:
-        """True if the writer can only be closed."""
-        return self._spilled
-
-    @property
-    def ready(self) -> list[Work]:
-        """The works that are ready for the store, and not handed in yet."""
-        return list(self._ready)
-
-    def add(self, work: Work) -> None:
-        """Send this off once the call's changes are kept."""
-        self._ready.append(work)
-        if self._wait and sum(one.nbytes for one in self._ready) > MAX_HELD_BYTES:
-            self._spilled = True
-            self._marks = []
-            self.send(wait=True)
-
-    def send(self, *, wait: bool) -> None:
-        """Hand on what is ready, in order; what an interrupted call has left comes first."""
-        while self._ready:
-            self._pipeline.hand_in(self._ready[0], wait=wait)
-            del self._ready[0]

@@ -5,16 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from archive.arrays import Memory
 from archive.fields import Array, Ragged, ShardSchema
+from archive.shard import SHARD_BYTES
 from archive.write import blocks, intake, works
 from archive.write.blocks import Block
-from archive.write.pipeline import Changes
-from archive.write.works import Describe
+from archive.write.changes import Changes
+from archive.write.episodes import SegmentRows
+from archive.write.live import LiveSet
+from archive.write.streams import Streams
 
 _ALIGN_BYTES = 64
 _MERGE_BLOCKS = 512
@@ -42,29 +46,33 @@ class _OpenSlab:
 
 
 class Slabs:
-    """The open slabs of one buffer, by schema. `shard_bytes(block)`: how much of such blocks is a shard.
-    `describing()`: called when a shard is ready; gives what describes its segments.  `reward`: the field of a schema
-    that is the reward.  `most_bytes()`: of a block; a larger one is cut."""
+    """The open slabs of one buffer, by schema: blocks that are not handed in yet. Env rows advance together, and so are
+    evicted together: a shard of theirs is a slab of time."""
 
     def __init__(
-        self, changes: Changes, memory: Memory, shard_bytes: Callable[[Block], int], describing: Callable[[], Describe],
-        reward: Callable[[ShardSchema], str | None], most_bytes: Callable[[], int],
+        self, changes: Changes, memory: Memory, streams: Streams, live_set: LiveSet, rows: SegmentRows,
+        reward: Callable[[ShardSchema], str | None],
     ) -> None:  # fmt: skip
+        """rows: describes the segments of a shard.  reward: gives the field of a schema that is the reward."""
         self._changes = changes
         self._memory = memory
-        self._shard_bytes = shard_bytes
-        self._describing = describing
+        self._streams = streams
+        self._live_set = live_set
+        self._rows = rows
         self._reward = reward
-        self._most_bytes = most_bytes
         self._open: dict[str, _OpenSlab] = {}  # replaced, never changed
+        self._live_steps = 0  # when a shard was last sent off
 
     def mark(self) -> Any:
         """The state that a call may change."""
-        return self._open, [(one, one.blocks, len(one.blocks), one.nbytes) for one in self._open.values()]
+        slabs = []
+        for one in self._open.values():
+            slabs.append((one, one.blocks, len(one.blocks), one.nbytes))
+        return self._open, self._live_steps, slabs
 
     def cut_back(self, mark: Any) -> None:
         """Be as it was."""
-        self._open, slabs = mark
+        self._open, self._live_steps, slabs = mark
         for one, held, length, nbytes in slabs:
             del held[length:]
             one.blocks, one.nbytes = held, nbytes
@@ -72,7 +80,7 @@ class Slabs:
     def keep(self, block: Block, *, owned: bool = False) -> None:
         """Copy a block (unless nobody else has its arrays) to the others; full shards are sent off."""
         nbytes = block.nbytes
-        pieces = [block] if nbytes <= self._most_bytes() else blocks.split(block, self._most_bytes())
+        pieces = [block] if nbytes <= SHARD_BYTES else blocks.split(block, SHARD_BYTES)
         for piece in pieces:
             digest, nbytes = piece.schema.digest, piece.nbytes
             slab = self._open.get(digest)
@@ -86,7 +94,7 @@ class Slabs:
             own = piece if owned else (slab.arena and slab.arena.copy(piece)) or intake.owned(piece)
             slab.blocks.append(own)
             slab.nbytes += nbytes
-            if len(slab.blocks) >= _MERGE_BLOCKS and all(b.single is None for b in slab.blocks[-_MERGE_BLOCKS:]):
+            if len(slab.blocks) >= _MERGE_BLOCKS and not any(b.whole for b in slab.blocks[-_MERGE_BLOCKS:]):
                 slab.blocks = [*slab.blocks[:-_MERGE_BLOCKS], blocks.merge(slab.blocks[-_MERGE_BLOCKS:])]
 
     def has(self, digest: str) -> bool:
@@ -103,11 +111,22 @@ class Slabs:
         """Steps of all blocks."""
         return sum(block.length for slab in self._open.values() for block in slab.blocks)
 
+    def _shard_bytes(self, piece: Block) -> int:
+        """Bytes of a shard of such blocks."""
+        rows = len(self._streams.slots)
+        if rows < 2:
+            return SHARD_BYTES
+        step_bytes = max(1, piece.nbytes // max(1, piece.length))
+        return slab_bytes(self._live_steps * step_bytes, rows, step_bytes, SHARD_BYTES)
+
     def submit(self, digest: str) -> None:
         """The blocks of one schema are a shard."""
         slab = self._open[digest]
         self._open = {name: other for name, other in self._open.items() if other is not slab}
-        self._changes.add(works.shard(slab.blocks, self._reward(slab.blocks[0].schema), self._describing()))
+        self._live_steps = self._live_set.steps_at_most
+        describe = partial(self._rows.describe, self._streams.epoch)
+        self._streams.epoch += 1
+        self._changes.add(works.shard(slab.blocks, self._reward(slab.blocks[0].schema), describe))
 
     def submit_all(self) -> None:
         """Hand in each open slab as a shard."""

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, Mask, group_of, offsets_of, run_starts, spans
+from archive.arrays import Ints, Mask, group_of, offsets_of, run_starts
 from archive.base import UsageError
 from archive.steps import Steps
-from archive.write.episodes import NONE, End, EpisodeRecords, Ids, Lot, RunEnds
+from archive.write.changes import kept
+from archive.write.episodes import NONE, End, EpisodeRecords, Ids, Lot, end_of
 
 
 class AppendedRows(NamedTuple):
@@ -48,38 +49,6 @@ class AppendedRows(NamedTuple):
         return bool(jumps or (self.first is not None and self.first[i]) or (name is not None and name != open_id))
 
 
-class Assigned(NamedTuple):
-    """The places of appended rows. order: the place of each row of `runs` among those that were given, None if the
-    same; broken: episodes that ended without a last step."""
-
-    runs: Steps
-    order: Ints | None
-    broken: list[int]
-
-    @property
-    def positions(self) -> Ints:
-        """The position of each row, as given."""
-        return self._as_given(spans(self.runs.lo, self.runs.length))
-
-    @property
-    def as_given(self) -> Steps:
-        """The rows as they were given."""
-        if self.order is None:
-            return self.runs
-        env, episode = (
-            self._as_given(np.repeat(v, self.runs.length)) for v in (self.runs.stream, self.runs["episode"])
-        )
-        positions = self.positions
-        return Steps(env, positions, positions + 1, episode=episode).merged()
-
-    def _as_given(self, values: Ints) -> Ints:
-        if self.order is None:
-            return values
-        out = np.empty_like(values)
-        out[self.order] = values
-        return out
-
-
 class _Groups(NamedTuple):
     """Rows in order of their env rows: group i, of env row env[i], begins at row head[i]."""
 
@@ -100,52 +69,38 @@ class Streams:
     """Next position and open episode of every env row of one buffer on one rank."""
 
     def __init__(self) -> None:
-        self._slots: dict[int, int] = {}
+        self.slots: dict[int, int] = {}  # of every env row that was ever used, its place in the two arrays
         self._next = np.zeros(0, np.int64)
         self._open = np.zeros(0, np.int64)
         self.records = EpisodeRecords()
         self.epoch = 0  # how many slabs have been sent
-
-    def mark(self) -> Any:
-        """The state that a call may change."""
-        return self._next, self._open, len(self._slots), self.epoch, self.records.mark()
-
-    def cut_back(self, mark: Any) -> None:
-        """Be as it was."""
-        self._next, self._open, slots, self.epoch, records = mark
-        while len(self._slots) > slots:
-            self._slots.popitem()
-        self.records.cut_back(records)
+        self.ended: list[int] = []  # episodes that ended with no step; replaced, or appended to
+        self.kept = kept(self, "_next", "_open", "epoch", grown=("slots", "ended"))
 
     def _slots_of(self, envs: Ints) -> Ints:
         names = envs.tolist()
-        found = list(map(self._slots.get, names))
+        found = list(map(self.slots.get, names))
         if None in found:
             for env in names:
-                self._slots.setdefault(env, len(self._slots))
-            lacks = len(self._slots) - len(self._next)
+                self.slots.setdefault(env, len(self.slots))
+            lacks = len(self.slots) - len(self._next)
             if lacks > 0:
                 more = max(64, len(self._next), lacks)
                 self._next = np.concatenate([self._next, np.zeros(more, np.int64)])
                 self._open = np.concatenate([self._open, np.full(more, NONE, np.int64)])
-            found = list(map(self._slots.get, names))
+            found = list(map(self.slots.get, names))
         return np.array(found, np.int64)
-
-    @property
-    def env_rows(self) -> int:
-        """The number of env rows that were ever used."""
-        return len(self._slots)
 
     def following(self, envs: Ints) -> Ints:
         """The next position of each env row; -1 for one that was never used."""
-        return np.array([self.next_position(env) if env in self._slots else -1 for env in envs.tolist()], np.int64)
+        return np.array([self.next_position(env) if env in self.slots else -1 for env in envs.tolist()], np.int64)
 
     def next_position(self, env_id: int) -> int:
-        return int(self._next[self._slots[env_id]]) if env_id in self._slots else 0
+        return int(self._next[self.slots[env_id]]) if env_id in self.slots else 0
 
     def positions(self) -> dict[int, int]:
         """Env id -> next position, of every env row ever used."""
-        return {env: int(self._next[slot]) for env, slot in sorted(self._slots.items())}
+        return {env: int(self._next[slot]) for env, slot in sorted(self.slots.items())}
 
     def start_at(self, env_id: int, position: int, episode: int | None = None) -> None:
         """Go on from a resumed buffer: the next position, and the episode that is open."""
@@ -158,30 +113,30 @@ class Streams:
         self._next, self._open = ahead, now
 
     def open_episode(self, env_id: int) -> int | None:
-        slot = self._slots.get(env_id)
+        slot = self.slots.get(env_id)
         return None if slot is None or self._open[slot] == NONE else int(self._open[slot])
 
     def open_episodes(self) -> dict[int, int]:
         """Env id -> index of its open episode."""
-        return {env: int(self._open[slot]) for env, slot in sorted(self._slots.items()) if self._open[slot] != NONE}
+        return {env: int(self._open[slot]) for env, slot in sorted(self.slots.items()) if self._open[slot] != NONE}
 
-    def close(self, env_id: int) -> int | None:
-        """The open episode of an env row ends here; its index."""
-        index = self.open_episode(env_id)
-        if index is not None:
-            self.start_at(env_id, self.next_position(env_id))
-        return index
+    def close(self, env_id: int, **how: Any) -> int | None:
+        """The open episode of an env row ends here, without a step; its number."""
+        number = self.open_episode(env_id)
+        if number is not None:
+            position = self.next_position(env_id)
+            self.start_at(env_id, position)
+            self.end(number, position, **how)
+        return number
 
-    def end(
-        self, number: int, position: int, *, terminated: bool | None = None, truncated: bool | None = None,
-        reason: str | None = None,
-    ) -> None:  # fmt: skip
-        """An episode ends there, with no step to come."""
-        self.records.close(number, End(position, self.epoch, terminated, truncated, reason))
+    def end(self, number: int, position: int, **how: Any) -> None:
+        """An episode ends there, with no step to come. how: as an End says it."""
+        self.records.close(number, End(position, self.epoch, **how))
+        self.ended.append(number)
 
-    def assign(self, rows: AppendedRows, ids: Ids, metadata: dict[str, Any], fields: str) -> Assigned:
-        """Positions and episodes of appended rows; begun episodes, of these fields, are recorded, and where those
-        before them end.
+    def assign(self, rows: AppendedRows, ids: Ids, metadata: dict[str, Any], fields: str) -> tuple[Steps, Steps]:
+        """Positions and episodes of appended rows, in order of their env rows, and as they were given; begun episodes,
+        of these fields, are recorded, and where those before them end.
 
         What is done takes time by runs of rows of one episode, not by rows.
         """
@@ -206,24 +161,26 @@ class Streams:
         started, count = starts[row], len(self.records)
         episode = np.where(started, count - 1 + np.cumsum(started), groups.opened[group])
         runs = Steps(groups.env[group], lo, lo + np.diff(row, append=groups.rows), episode=episode)
-        ends = _ends(rows, groups, row, lo, last, self.epoch)
+        ends = _ends(rows, groups, row, lo, last)
         at = np.flatnonzero(started)
         if len(at):
             headless = np.zeros(len(at), bool) if jump is None else jump[row[at]]
             headless = headless if first is None else ~first[row[at]]
-            lot = Lot(count, ids, metadata, fields, runs.stream[at], lo[at], headless, ends and ends.pick(at))
+            of_these = None if ends is None else ends[:, at]
+            lot = Lot(count, ids, metadata, fields, runs.stream[at], lo[at], headless, of_these, self.epoch)
             self.records.begin(lot, None if names is None else names[row[at]].tolist())
-        broken = self._break_off(groups, runs, row, started & ~fresh[row], jump)
+        self._break_off(groups, runs, row, started & ~fresh[row], jump)
         opened = episode
         if ends is not None:
-            for i in np.flatnonzero((episode < count) & (ends.position != NONE)).tolist():
-                end = ends.end(i)
+            ended = ends[0] != NONE
+            for i in np.flatnonzero((episode < count) & ended).tolist():
+                end = end_of(ends[:, i], self.epoch)
                 assert end is not None
                 self.records.close(int(episode[i]), end)
-            opened = np.where(ends.position == NONE, episode, NONE)
+            opened = np.where(ended, NONE, episode)
         tail = group_of(row, np.append(groups.head, groups.rows)[1:] - 1)
         self._set(groups.slot, runs.hi[tail], opened[tail])
-        return Assigned(runs, groups.order, broken)
+        return runs, runs if groups.order is None else runs.each().pick(np.argsort(groups.order)).merged()
 
     def _grouped(self, env_ids: Ints | Steps) -> _Groups:
         order: Ints | None = None
@@ -252,9 +209,8 @@ class Streams:
                 current = name
         return out
 
-    def _break_off(self, groups: _Groups, runs: Steps, row: Ints, broken: Mask, jump: Mask | None) -> list[int]:
-        """Episodes that ended without a last step, because another began or positions jumped."""
-        out = []
+    def _break_off(self, groups: _Groups, runs: Steps, row: Ints, broken: Mask, jump: Mask | None) -> None:
+        """Episodes end without a last step where another begins, or positions jump."""
         for i in np.flatnonzero(broken).tolist():
             group = int(group_of(groups.head, row[i]))
             if row[i] == groups.head[group]:
@@ -262,9 +218,7 @@ class Streams:
             else:
                 number, end = runs["episode"][i - 1], runs.hi[i - 1]
             reason = "gap" if jump is not None and jump[row[i]] else "interrupted"
-            self.records.close(int(number), End(int(end), self.epoch, reason=reason, broken=True))
-            out.append(int(number))
-        return out
+            self.end(int(number), int(end), reason=reason, broken=True)
 
 
 def _placed(rows: AppendedRows, groups: _Groups) -> tuple[Ints, Ints | None, Mask | None]:
@@ -288,18 +242,17 @@ def _placed(rows: AppendedRows, groups: _Groups) -> tuple[Ints, Ints | None, Mas
     return begin, positions, jump
 
 
-def _ends(rows: AppendedRows, groups: _Groups, row: Ints, lo: Ints, last: Mask | None, epoch: int) -> RunEnds | None:
-    """The end of each run, where some end their episodes."""
+def _ends(rows: AppendedRows, groups: _Groups, row: Ints, lo: Ints, last: Mask | None) -> Ints | None:
+    """The end of each run as a Lot has them, where some end their episodes."""
     at = None if last is None else np.flatnonzero(last)
     if at is None or not len(at):
         return None
-    run = group_of(row, at)
-    position, terminated, truncated = np.full((3, len(row)), NONE)
-    position[run] = lo[run] + at - row[run] + 1
-    for given, out in ((rows.terminated, terminated), (rows.truncated, truncated)):
+    run, out = group_of(row, at), np.full((3, len(row)), NONE)
+    out[0, run] = lo[run] + at - row[run] + 1
+    for i, given in enumerate((rows.terminated, rows.truncated), 1):
         if given is not None:
-            out[run] = groups.sorted(given)[at]
-    return RunEnds(position, terminated, truncated, epoch)
+            out[i, run] = groups.sorted(given)[at]
+    return out
 
 
 def _check_unused(positions: Ints, least: Ints, env: Ints) -> None:

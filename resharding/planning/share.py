@@ -18,7 +18,7 @@ from archive.fields import NODES, FieldSpec, Path, dtypes, unflatten
 from archive.observe import add, operation
 from archive.read import Destination, Episode, Episodes, Selection, Shown, Spans
 from archive.steps import Steps
-from archive.write import BufferResume, LiveRuns, Resume
+from archive.write import BufferResume, Resume, live_steps
 from resharding.planning.placement import Rules
 from resharding.planning.renumber import Roles, renumber, renumber_places, renumber_rows, roles_of
 from resharding.planning.source import SourceBuffer
@@ -309,7 +309,7 @@ class ShareBuffer:
     def buffer_resume(self) -> BufferResume:
         """The state that a writer of this buffer goes on from; of a checkpoint that skipped the buffers, nothing."""
         if not self.checkpoint.replay_saved:
-            return BufferResume(LiveRuns.empty(), [], [], {}, {})
+            return BufferResume(live_steps(), [], [], {}, {})
         offsets, pieces = self._pieces
         counts = np.diff(offsets)
         env, position = np.repeat(self._parts["env"], counts), pieces["position"]

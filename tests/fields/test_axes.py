@@ -15,7 +15,7 @@ import archive
 from archive import Ragged, Schema
 from archive.base.errors import FieldError
 from archive.read.spans import Spans
-from archive.write import buffer
+from archive.write import slabs
 from tests.support.archives import fresh, identical, reopened, round_trip
 
 SCHEMA = Schema(
@@ -160,7 +160,7 @@ def test_an_open_episode_keeps_the_extra_rows_that_it_has() -> None:
 @pytest.mark.parametrize("steps", [1, 2, 23, 40])
 @pytest.mark.parametrize("max_bytes", [1, 400, 2000])
 def test_a_long_episode_lies_in_many_shards(monkeypatch: pytest.MonkeyPatch, steps: int, max_bytes: int) -> None:
-    monkeypatch.setattr(buffer, "SHARD_BYTES", max_bytes)
+    monkeypatch.setattr(slabs, "SHARD_BYTES", max_bytes)
     arc, whole = fresh(), episode(steps)
     with arc.writer(schema=SCHEMA) as w:
         w.add_episode(whole, model_weights_uuid=[f"u{i // 5}" for i in range(steps)], update_count=np.arange(steps))

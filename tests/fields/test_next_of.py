@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import archive
 from archive import Schema
 from archive.base.errors import FieldError
-from archive.write import buffer
+from archive.write import slabs
 from tests.support.archives import fresh, identical, reopened, segment_rows
 from tests.support.sampling import examples
 
@@ -99,7 +99,7 @@ def test_rows_of_a_vector_env_with_autoreset() -> None:
 
 @pytest.mark.parametrize("commit", [False, True])
 def test_over_several_segments_and_shards(monkeypatch: pytest.MonkeyPatch, commit: bool) -> None:
-    monkeypatch.setattr(buffer, "SHARD_BYTES", 200)
+    monkeypatch.setattr(slabs, "SHARD_BYTES", 200)
     arc = fresh()
     obs = np.arange(30)
     following = shifted(obs)

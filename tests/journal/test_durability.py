@@ -132,7 +132,7 @@ def test_another_writer_of_the_same_rank_is_noticed() -> None:
 def test_who_adds_waits_while_the_store_does_not_take_more(
     store: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("archive.write.buffer.SHARD_BYTES", 20_000)
+    monkeypatch.setattr("archive.write.slabs.SHARD_BYTES", 20_000)
     monkeypatch.setattr("archive.write.pipeline.MAX_UNDER_WAY_BYTES", 200_000)
     arc = fresh()
     w = arc.writer(journal_s=NEVER_S)

@@ -199,7 +199,7 @@ def test_what_is_said_together_is_in_one_tick() -> None:
 
 
 def test_a_full_slab_comes_before_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("archive.write.buffer.SHARD_BYTES", 4000)
+    monkeypatch.setattr("archive.write.slabs.SHARD_BYTES", 4000)
     arc = fresh()
     w = arc.writer(journal_s=NEVER_S)
     for i in range(30):
@@ -211,8 +211,8 @@ def test_a_full_slab_comes_before_its_time(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_call_that_is_larger_than_memory_allows_is_one_tick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("archive.write.buffer.SHARD_BYTES", 20_000)
-    monkeypatch.setattr("archive.write.pipeline.MAX_HELD_BYTES", 40_000)
+    monkeypatch.setattr("archive.write.slabs.SHARD_BYTES", 20_000)
+    monkeypatch.setattr("archive.write.changes.MAX_HELD_BYTES", 40_000)
     monkeypatch.setattr("archive.write.pipeline.MAX_UNDER_WAY_BYTES", 30_000)
     arc = fresh()
     w = arc.writer(journal_s=NEVER_S)

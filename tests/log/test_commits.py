@@ -32,7 +32,7 @@ from archive.log.commit import Commit
 from archive.maintain import repair
 from archive.store import Storage
 from archive.testing import steps
-from archive.write import buffer
+from archive.write import slabs
 from tests.support.archives import by_hand
 from tests.support.backends import Proxied
 from tests.support.processes import until
@@ -180,7 +180,7 @@ def test_others_commit_while_the_answer_is_unknown(proxied: Proxied) -> None:
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each episode is sent off at once."""
-    monkeypatch.setattr(buffer, "SHARD_BYTES", 64)
+    monkeypatch.setattr(slabs, "SHARD_BYTES", 64)
 
 
 @servers

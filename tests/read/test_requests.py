@@ -17,7 +17,7 @@ import pytest
 
 import archive
 from archive.log.tablefiles import MAX_FOLDED_BYTES, files_to_keep
-from archive.write import buffer
+from archive.write import slabs
 from tests.support import servers
 from tests.support.backends import Proxied
 from tests.support.proxy import Seen
@@ -166,7 +166,7 @@ def scalars(rng: np.random.Generator, length: int) -> dict[str, Any]:
 def test_a_contiguous_part_is_read_with_few_requests_and_bytes(
     proxied: Proxied, monkeypatch: pytest.MonkeyPatch, make: Any, count: int
 ) -> None:
-    monkeypatch.setattr(buffer, "SHARD_BYTES", 4 * MB)
+    monkeypatch.setattr(slabs, "SHARD_BYTES", 4 * MB)
     rng = np.random.default_rng(0)
     data = [make(rng, 20 + i % 30) for i in range(count)]
     with archive.create(proxied.url, storage_options=proxied.storage_options).writer(compression=None) as w:

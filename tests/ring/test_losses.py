@@ -106,7 +106,7 @@ def test_a_share_that_drops_nothing_logs_nothing(caplog: pytest.LogCaptureFixtur
 def test_counts_are_what_no_committed_checkpoint_has() -> None:
     losses = Losses()
     losses.add("a", 1, 10)
-    mark = losses.mark()
+    mark = losses.counts
     losses.add("a", 1, 5)
     losses.add("b", 2, 3)
     more = {"a": {"episodes": 1, "steps": 1}}

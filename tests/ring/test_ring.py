@@ -20,7 +20,7 @@ from archive.fields.nests import flatten
 from archive.ring import rings
 from archive.ring.rings import RingSteps
 from archive.torch import ring
-from archive.write import buffer, intake, pipeline
+from archive.write import intake, pipeline, slabs
 from tests.support.places import DATA
 from tests.support.rings import RankShare, Ring
 from tests.support.sampling import examples
@@ -356,7 +356,7 @@ def test_appended_arrays_are_copied_once() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RingSteps, "take", watching)
         ring.append(w, source.buffers, **source.how())
-    (block,) = next(iter(w._slabs._open.values())).blocks
+    (block,) = next(iter(w.slabs._open.values())).blocks
     addresses = {t.data_ptr() if isinstance(t, torch.Tensor) else t.ctypes.data for t in taken}
     mine = {leaf.data_ptr() for _, leaf in flatten(source.buffers)}
     kept = {array.ctypes.data for array in block.data.values()}
@@ -401,7 +401,7 @@ def test_what_comes_next_waits_while_what_was_saved_is_forgotten(monkeypatch: py
 
 def test_the_caller_does_not_wait_for_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "MAX_UNDER_WAY_BYTES", 1)
-    monkeypatch.setattr(buffer, "SHARD_BYTES", 1024)
+    monkeypatch.setattr(slabs, "SHARD_BYTES", 1024)
     monkeypatch.setattr(rings, "MAX_CALL_BYTES", 1000)
     arc, source, uploading = new_archive(), Ring(4, 32), threading.Event()
     w = arc.writer()
@@ -459,7 +459,7 @@ def test_slabs_are_slabs_of_time(ends: list[tuple[int, int]], most: int) -> None
 def test_eviction_leaves_whole_shards_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     source = Ring(4, 64).run(64)
     monkeypatch.setattr(rings, "MAX_CALL_BYTES", 4 * 16 * 80)
-    monkeypatch.setattr(buffer, "SHARD_BYTES", 4 * 16 * 80)
+    monkeypatch.setattr(slabs, "SHARD_BYTES", 4 * 16 * 80)
     arc = new_archive()
     w = arc.writer()
     save(w, source, 1)

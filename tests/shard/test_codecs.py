@@ -21,8 +21,8 @@ from archive.arrays.ranges import merge_runs
 from archive.base.errors import CorruptChunkError
 from archive.shard import codecs, groups, packing, writer
 from archive.steps import Steps
-from archive.write import buffer, slabs
-from archive.write.blocks import Block, ShardSchema
+from archive.write import slabs
+from archive.write.blocks import Block, ShardSchema, weighed
 
 KINDS = ["?", "i1", "u2", "i4", "u8", "f2", "f4", "f8", "c8", "c16"]
 
@@ -136,7 +136,8 @@ def test_what_a_shard_shares_is_not_copied() -> None:
 
 def block(rows: int, first: int = 0) -> Block:
     data = {"a": np.arange(first, first + rows, dtype=np.int32), "b": np.full((rows, 3), first, np.uint8)}
-    return Block(ShardSchema(()), data, Steps(*(np.array([of]) for of in (0, 0, rows)), episode=np.zeros(1, np.int64)))
+    runs = Steps(*(np.array([of]) for of in (0, 0, rows)), episode=np.zeros(1, np.int64))
+    return Block(ShardSchema(()), data, weighed(runs))
 
 
 def test_steps_copied_into_an_arena_lie_end_to_end_and_are_not_the_callers() -> None:
@@ -210,7 +211,7 @@ def test_compressed_chunks_on_a_shelf_are_the_same_bytes() -> None:
 
 
 def test_memory_that_compressed_shards_share_keeps_them_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffer, "SHARD_BYTES", 9 << 20)
+    monkeypatch.setattr(slabs, "SHARD_BYTES", 9 << 20)
     episodes = [np.random.default_rng(i).integers(0, 256, (100, 300, 300), np.uint8) for i in range(5)]
     with archive.create(tmp_path / "a").writer(compression="zstd:1") as w:
         for episode in episodes:

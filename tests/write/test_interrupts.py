@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import archive
-from archive.write import pipeline, works
+from archive.write import changes, slabs, works
 
 LIBRARY = str(Path(archive.__file__).parent)
 STUCK_S = 120
@@ -161,10 +161,8 @@ def test_a_call_that_is_interrupted_at_any_line_is_in_or_out(name: str, monkeypa
 
 
 def _check_lines(name: str, most: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from archive.write import buffer
-
-    monkeypatch.setattr(buffer, "SHARD_BYTES", 1 << 11)
-    monkeypatch.setattr(pipeline, "MAX_HELD_BYTES", 1 << 12)
+    monkeypatch.setattr(slabs, "SHARD_BYTES", 1 << 11)
+    monkeypatch.setattr(changes, "MAX_HELD_BYTES", 1 << 12)
     w = prepared(archive.create(f"memory://interrupts-{name.replace(' ', '-')}-count-{most}"))
     count = lines_of(lambda: CALLS[name][0](w))
     w.close()
@@ -175,7 +173,7 @@ def _check_lines(name: str, most: int | None, monkeypatch: pytest.MonkeyPatch) -
 
 def test_an_upload_that_closing_cancelled_is_no_failure() -> None:
     work = works.rows_alone("segments", lambda: None)
-    upload = works.Upload(lambda: None, lambda packed: works.Written(None, None, 0))
+    upload = works.Upload()
     upload.future = works.Future()
     work.laid_out.set_result(upload)
     assert work.error() is None

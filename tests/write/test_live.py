@@ -12,17 +12,23 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from archive.steps import Steps
-from archive.write import OWN, LiveRuns
+from archive.write import OWN, live_steps
 from archive.write.live import LiveSet
 from tests.support.sampling import examples
 
 ENVS = st.integers(-1, 2)
 
 
-def expanded(runs: LiveRuns) -> dict[tuple[int, int], tuple[int, int, int]]:
+def columns(runs: Steps) -> list[list[int]]:
+    """Env row, position, length, episode, number of the stream and place in it."""
+    named = (runs["episode"], runs["source"], runs["written"])
+    return [c.tolist() for c in (runs.stream, runs.lo, runs.length, *named)]
+
+
+def expanded(runs: Steps) -> dict[tuple[int, int], tuple[int, int, int]]:
     """(env, position) -> (episode, stream, place in the stream) of every step."""
     out: dict[tuple[int, int], tuple[int, int, int]] = {}
-    for env, position, length, episode, stream, lo in zip(*(c.tolist() for c in runs), strict=True):
+    for env, position, length, episode, stream, lo in zip(*columns(runs), strict=True):
         for i in range(length):
             assert (env, position + i) not in out, "a step is live once"
             out[env, position + i] = (episode, stream, lo + i)
@@ -53,7 +59,9 @@ class LiveSetMachine(RuleBasedStateMachine):
         if resumed:
             rows = [(env, 0, length, env, env % 2, 100) for env, length in enumerate(resumed)]
             self.live.resume(
-                LiveRuns(*map(np.array, zip(*rows, strict=True))), [("a", 1, 7), ("b", 2, 8)], dict(enumerate(resumed))
+                live_steps(*map(np.array, zip(*rows, strict=True))),
+                [("a", 1, 7), ("b", 2, 8)],
+                dict(enumerate(resumed)),
             )
             self.steps = {(e, i): (e, s, 100 + i) for e, _, n, _, s, _ in rows for i in range(n)}
             self.empty = {(e, 0): e for e, _, n, *_ in rows if not n}
@@ -77,13 +85,13 @@ class LiveSetMachine(RuleBasedStateMachine):
     def call(self) -> None:
         """A call begins, which may be refused."""
         known = (self.steps, self.empty, self.next, self.episodes, self.told, self.ever)
-        self.saved = (self.live.mark(), copy.deepcopy(known))
+        self.saved = (self.live.kept[0](), copy.deepcopy(known))
 
     @rule()
     def refuse(self) -> None:
         if self.saved is not None:
             mark, known = self.saved  # type: ignore[misc]
-            self.live.cut_back(mark)
+            self.live.kept[1](mark)
             self.steps, self.empty, self.next, self.episodes, self.told, self.ever = known
             self.saved = None
 
@@ -126,27 +134,27 @@ class LiveSetMachine(RuleBasedStateMachine):
         """What was live once and is no more was told, and nothing that is live."""
         streams = {("a", 1): 0, ("b", 2): 1, ("s", 0): OWN}
         for one in self.live.take_left():
-            place = streams[one.session, one.rank]
-            env = one.env if place == OWN else None
-            self.told |= {(place, env, at) for at in range(one.lo, one.hi)}
+            session, rank, env, lo, hi = one
+            place = streams[session, rank]
+            self.told |= {(place, env if place == OWN else None, at) for at in range(lo, hi)}
         live = {(stream, env, at) for (env, _), (_, stream, at) in self.steps.items()}
         wide = {(stream, env if stream == OWN else None, at) for stream, env, at in self.ever - live}
         assert wide <= self.told
         assert not {one for one in live if one[0] == OWN} & self.told
 
-    def check(self, runs: LiveRuns) -> None:
+    def check(self, runs: Steps) -> None:
         assert expanded(runs) == self.steps
-        place = list(zip(runs.env.tolist(), runs.position.tolist(), strict=True))
+        place = list(zip(runs.stream.tolist(), runs.lo.tolist(), strict=True))
         assert place == sorted(place)
-        zero = {(e, p): i for e, p, n, i in zip(*(c.tolist() for c in runs[:4]), strict=True) if n == 0}
+        zero = {(e, p): i for e, p, n, i in zip(*columns(runs)[:4], strict=True) if n == 0}
         assert zero == self.empty
-        assert runs.steps == len(self.steps)
+        assert int(runs.length.sum()) == len(self.steps)
         self.check_merged(runs)
 
     @staticmethod
-    def check_merged(runs: LiveRuns) -> None:
+    def check_merged(runs: Steps) -> None:
         """No two neighbours could be one run."""
-        rows = list(zip(*(c.tolist() for c in runs), strict=True))
+        rows = list(zip(*columns(runs), strict=True))
         for a, b in pairwise(rows):
             env, position, length, episode, stream, lo = a
             assert not (length and b[2] and b == (env, position + length, b[2], episode, stream, lo + length))
@@ -185,15 +193,15 @@ def test_many_small_changes_are_merged_as_they_come() -> None:
     for p in range(10_000):
         added(live, 3, p, 1, p // 5000)
     assert len(live._added) < 5000
-    assert [c.tolist() for c in live.runs()] == [[3, 3], [0, 5000], [5000, 5000], [0, 1], [OWN, OWN], [0, 5000]]
+    assert columns(live.runs()) == [[3, 3], [0, 5000], [5000, 5000], [0, 1], [OWN, OWN], [0, 5000]]
     for p in range(40):
         live.evict(Steps(np.arange(1000), np.zeros(1000, np.int64), np.full(1000, p)))
     assert max(len(live._evicted), len(live._left)) < 20
-    assert live.runs().steps == 10_000 - 39
+    assert int(live.runs().length.sum()) == 10_000 - 39
 
 
 def test_resumed_runs_keep_their_streams() -> None:
-    runs = LiveRuns(*(np.array(c) for c in ([0, 0, 1], [0, 5, 0], [5, 2, 3], [0, 0, 1], [0, 1, OWN], [40, 9, 0])))
+    runs = live_steps(*(np.array(c) for c in ([0, 0, 1], [0, 5, 0], [5, 2, 3], [0, 0, 1], [0, 1, OWN], [40, 9, 0])))
     live = LiveSet(("s", 0))
     live.resume(runs, [("a", 0, 0), ("b", 0, 0)], {})
     live.evict(Steps(np.zeros(2, np.int64), np.array([1, 5]), np.array([2, 6])))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import resharding
 from archive.base.errors import DuplicateEpisodeError, UsageError
-from archive.write import buffer
+from archive.write import slabs
 from tests.support.archives import contents, fresh, reopened, segment_rows
 from tests.support.sampling import examples
 
@@ -87,9 +87,9 @@ def test_replacing_what_is_not_there_adds_it() -> None:
     assert list(contents(arc)) == ["x"]
 
 
-@pytest.mark.parametrize("max_bytes", [buffer.SHARD_BYTES, 100])
+@pytest.mark.parametrize("max_bytes", [slabs.SHARD_BYTES, 100])
 def test_revisions_of_many_segments(monkeypatch: pytest.MonkeyPatch, max_bytes: int) -> None:
-    monkeypatch.setattr(buffer, "SHARD_BYTES", max_bytes)
+    monkeypatch.setattr(slabs, "SHARD_BYTES", max_bytes)
     arc = fresh()
     with arc.writer() as w:
         for n in (40, 30, 50, 1):

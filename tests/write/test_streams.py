@@ -17,7 +17,7 @@ from archive.base.errors import UsageError
 from archive.log import Place
 from archive.steps import Steps
 from archive.write.episodes import EpisodeRecord, Ids
-from archive.write.streams import AppendedRows, Assigned, Streams
+from archive.write.streams import AppendedRows, Streams
 from tests.support.sampling import examples
 
 
@@ -25,8 +25,26 @@ def ids(known: Set[str] = frozenset()) -> Ids:
     return Ids(Place(0, 1, "main", "s"), lambda: known)
 
 
-def assigned(streams: Streams, rows: AppendedRows, of: Ids) -> Assigned:
-    return streams.assign(rows, of, {}, "")
+def assigned(streams: Streams, rows: AppendedRows, of: Ids) -> Steps:
+    """The rows as they were given, after those by env rows were seen to be the same."""
+    runs, given = streams.assign(rows, of, {}, "")
+    everyone = [sorted(zip(*map(np.ndarray.tolist, (o.stream, o.lo, o["episode"])), strict=True))
+                for o in (runs.each(), given.each())]  # fmt: skip
+    assert everyone[0] == everyone[1]
+    return given
+
+
+def marked(streams: Streams, new: Ids) -> Any:
+    return [(cut_back, mark()) for mark, cut_back in (streams.kept, streams.records.kept, new.kept)]
+
+
+def cut_back(marks: Any) -> None:
+    for cut_back, mark in marks:
+        cut_back(mark)
+
+
+def places(given: Steps) -> list[int]:
+    return given.each().lo.tolist()
 
 
 @dataclass
@@ -139,21 +157,20 @@ def test_assign_agrees_with_the_oracle(sequence: list[dict[str, Any]]) -> None:
                             None if names is None else np.array(names, object),
                     None if positions is None else np.array(positions, np.int64))  # fmt: skip
         before = facts(streams)
-        mark, claimed = streams.mark(), new.mark()
+        marks = marked(streams, new)
         assigned(streams, rows, new)  # as of a call that is refused
-        streams.cut_back(mark)
-        new.cut_back(claimed)
+        cut_back(marks)
         assert facts(streams) == before
         got = assigned(streams, rows, new)
-        broken = got.broken
-        episodes = of_rows(got)
+        broken, streams.ended = streams.ended, []
+        episodes, found = of_rows(got), places(got)
         for i, env in enumerate(call["env"]):
             ends = (None if call["ended"] is None else call["ended"][i], None)
             at, number = oracle.row(
                 env, None if names is None else names[i], None if call["first"] is None else call["first"][i],
                 bool(call["last"] and call["last"][i]), None if positions is None else positions[i], ends,
             )  # fmt: skip
-            assert got.positions[i] == at
+            assert found[i] == at
             assert number_of.setdefault(number, int(episodes[i])) == episodes[i]
             record = streams.records[number_of[number]]
             oracle.episodes[number].name = oracle.episodes[number].name or record.id  # where none was given
@@ -184,16 +201,15 @@ def facts(streams: Streams) -> Any:
     return streams.positions(), streams.open_episodes(), records, [streams.records.number_of(r.id) for r, _ in records]
 
 
-def of_rows(got: Assigned) -> list[int]:
+def of_rows(given: Steps) -> list[int]:
     """The episode of each row, as given."""
-    runs = got.as_given
-    return np.repeat(runs["episode"], runs.length).tolist()
+    return given.each()["episode"].tolist()
 
 
 def run(streams: Streams, envs: list[int], **columns: Any) -> tuple[list[int], list[int]]:
     arrays = {k: np.array(v, object if k == "episode_ids" else None) for k, v in columns.items()}
     got = assigned(streams, AppendedRows(np.array(envs, np.int64), **arrays), ids())
-    return got.positions.tolist(), of_rows(got)
+    return places(got), of_rows(got)
 
 
 def test_a_row_without_an_id_goes_on_with_the_open_episode() -> None:
@@ -206,7 +222,7 @@ def test_a_row_without_an_id_goes_on_with_the_open_episode() -> None:
 def test_what_is_refused_after_some_was_done_is_cut_off() -> None:
     streams, new = Streams(), ids({"no"})
     run(streams, [0, 0, 1], last=[False, False, True])
-    before, mark = facts(streams), (streams.mark(), new.mark())
+    before, mark = facts(streams), marked(streams, new)
     for rows in (
         AppendedRows(np.array([0, 1]), first=np.array([True, True]), episode_ids=np.array(["yes", "no"], object)),
         AppendedRows(np.array([0, 1]), positions=np.array([9, 0])),
@@ -215,8 +231,7 @@ def test_what_is_refused_after_some_was_done_is_cut_off() -> None:
     ):
         with pytest.raises(UsageError):
             assigned(streams, rows, new)
-        streams.cut_back(mark[0])
-        new.cut_back(mark[1])
+        cut_back(mark)
         assert facts(streams) == before
     assert new.named("yes") == ("yes", False)
 
@@ -224,12 +239,13 @@ def test_what_is_refused_after_some_was_done_is_cut_off() -> None:
 def test_an_id_means_the_revision_that_is_left() -> None:
     records = Streams().records
     records.add(EpisodeRecord("a", 0))
-    mark = records.mark()
+    mark, cut_back = records.kept
+    before = mark()
     for _ in range(2):
         assert records.number_of("a") == 0
         assert (records.add(EpisodeRecord("a", 1)), records.add(EpisodeRecord("a", 2))) == (1, 2)
         assert records.number_of("a") == 2
-        records.cut_back(mark)
+        cut_back(before)
     assert (records.number_of("a"), len(records)) == (0, 1)
 
 
@@ -237,7 +253,7 @@ def test_many_env_rows_find_their_slots() -> None:
     streams = Streams()
     envs = np.random.default_rng(0).permutation(5000) * 7
     for t in range(3):
-        assert set(assigned(streams, AppendedRows(envs), ids()).positions.tolist()) == {t}
+        assert set(places(assigned(streams, AppendedRows(envs), ids()))) == {t}
     assert streams.positions() == dict.fromkeys(sorted(envs.tolist()), 3)
     assert {streams.records[i].env_id: e for e, i in streams.open_episodes().items()} == {e: e for e in envs.tolist()}
 
@@ -268,6 +284,6 @@ def test_runs_of_env_rows_get_what_their_rows_would_get_one_by_one(jump: int) ->
         else:
             rows = AppendedRows(np.repeat(env, length), last=last, positions=spans(position, length))
         found = assigned(streams, rows, new)
-        got.append((found.positions.tolist(), of_rows(found), facts(streams), found.broken))
+        got.append((places(found), of_rows(found), facts(streams), streams.ended))
     assert got[0] == got[1]
     assert got[0][3] == ([0] if jump else [])

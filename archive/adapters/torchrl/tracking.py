@@ -185,7 +185,7 @@ def tracker_of(storage: Any, inner: Buffer) -> Tracker:
 def live_units(inner: Buffer) -> Units:
     """What a writer's buffer holds."""
     runs, ids = inner.live_runs()
-    return units_of(runs.env, runs.position, runs.length, ids)
+    return units_of(runs.stream, runs.lo, runs.length, ids)
 
 
 def units_of(env: Ints, position: Ints, length: Ints, ids: list[str]) -> Units:
@@ -204,7 +204,7 @@ def evict_unknown(inner: Buffer, record: Record) -> None:
     """What is live in the writer and has no cell has left the buffer."""
     runs, _ = inner.live_runs()
     full = runs.length > 0
-    env, position = np.repeat(runs.env, runs.length), spans(runs.position[full], runs.length[full])
+    env, position = np.repeat(runs.stream, runs.length), spans(runs.lo[full], runs.length[full])
     kept = record.position != NONE
     span = int(max(position.max(initial=0), record.position.max(initial=0))) + 1
     gone = ~np.isin(env * span + position, record.env[kept] * span + record.position[kept])

@@ -210,7 +210,7 @@ def test_a_writers_commit_between_keeps_both(packed: Job, monkeypatch: pytest.Mo
 def test_episodes_of_several_segments_in_several_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fields with other rows than one a step, in episodes cut into many shards; few live steps,
     read in small batches."""
-    monkeypatch.setattr("archive.write.buffer.SHARD_BYTES", 6000)
+    monkeypatch.setattr("archive.write.slabs.SHARD_BYTES", 6000)
     monkeypatch.setattr("archive.maintain.relocation.SHARD_BYTES", 20_000)
     monkeypatch.setattr("archive.maintain.relocation.READ_BYTES", 5000)
     arc = archive.create(tmp_path / "a")

@@ -19,7 +19,7 @@ import archive
 from archive.checkpoint import assembly
 from archive.log import tablefiles
 from archive.store import retry
-from archive.write import buffer
+from archive.write import slabs
 from tests.support.model import adding, keeping, resuming, saving
 from tests.support.model.checking import check_all
 from tests.support.model.world import Rule, World
@@ -127,7 +127,7 @@ def settings(shard_bytes: int | None, *, small_tables: bool) -> Iterator[None]:
         enter(mock.patch.multiple(assembly, FIRST_POLL_S=0.0005, MAX_POLL_S=0.002, STEP_IN_S=0.002))
         enter(mock.patch.multiple(retry, BASE_S=0.0005, CAP_S=0.002))
         if shard_bytes is not None:
-            enter(mock.patch.object(buffer, "SHARD_BYTES", shard_bytes))
+            enter(mock.patch.object(slabs, "SHARD_BYTES", shard_bytes))
         if small_tables:
             enter(mock.patch.multiple(tablefiles, _RECENT_ROWS=1, _RECENT_COMMITS=1))
         yield
