@@ -1,7 +1,7 @@
 """The command line. Each command opens an archive, calls the library and prints.
 
-To add one: write a function in a module of this package (click, with the decorators of `options`), and name it in
-GROUPS. Nothing heavy is imported before a command runs.
+To add one: write a function in a module of this package (click, with the decorators of `options`), and name it in a
+group of `commands`. Nothing heavy is imported before a command runs.
 
 Exit codes: 0 done, 1 it failed (one line on stderr says why and what to do), 2 the call is wrong.
 """

@@ -11,52 +11,19 @@ import click
 from archive.base import ArchiveError, UsageError, __version__
 from archive.cli.output import cell
 
-GROUPS = {  # name: module and function; in the order of --help
+_DECLARED = {  # title of a group: module, and its commands; in the order of --help
     "Look": {
-        "demo": "demo:demo",
-        "info": "contents:info",
-        "ls": "contents:ls",
-        "episodes": "contents:episodes",
-        "show": "contents:show",
-        "sample": "contents:sample",
-        "log": "contents:log",
-        "ledger": "contents:ledger",
-        "view": "viewer:view",
+        "demo": ["demo"],
+        "contents": ["info", "ls", "episodes", "show", "sample", "log", "ledger"],
+        "viewer": ["view"],
     },
-    "Checkpoints and runs": {
-        "checkpoints": "checkpoints:checkpoints",
-        "diff": "checkpoints:diff",
-        "plan": "checkpoints:plan",
-        "request-checkpoint": "checkpoints:request_checkpoint",
-        "tails": "checkpoints:tails",
-        "recover": "checkpoints:recover",
-    },
-    "Keep and let go": {
-        "label": "upkeep:label",
-        "labels": "upkeep:labels",
-        "tag": "upkeep:tag",
-        "tags": "upkeep:tags",
-        "forget": "upkeep:forget",
-        "undo": "upkeep:undo",
-        "restore": "upkeep:restore",
-        "prune": "upkeep:prune",
-    },
-    "Move data": {
-        "reshard": "transfer:reshard",
-        "merge": "transfer:merge",
-        "split": "transfer:split",
-        "filter": "transfer:filter_",
-        "export": "exchange:export",
-        "import": "exchange:import_",
-    },
-    "Maintain": {
-        "verify": "upkeep:verify",
-        "repair": "upkeep:repair",
-        "compact": "transfer:compact",
-        "policy": "upkeep:policy",
-    },
+    "Checkpoints and runs": {"checkpoints": ["checkpoints", "diff", "plan", "request-checkpoint", "tails", "recover"]},
+    "Keep and let go": {"upkeep": ["label", "labels", "tag", "tags", "forget", "undo", "restore", "prune"]},
+    "Move data": {"transfer": ["reshard", "merge", "split", "filter"], "exchange": ["export", "import"]},
+    "Maintain": {"upkeep": ["verify", "repair", "policy"], "transfer": ["compact"]},
 }
-COMMANDS = {name: place for group in GROUPS.values() for name, place in group.items()}
+GROUPS = {title: {name: at for at, names in of.items() for name in names} for title, of in _DECLARED.items()}
+COMMANDS = {name: module for group in GROUPS.values() for name, module in group.items()}
 DEBUG = "archive.debug"  # key in the context's meta: whether tracebacks are wanted
 
 
@@ -85,9 +52,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, _, name = COMMANDS[cmd_name].partition(":")
-        command: click.Command = getattr(import_module(f"archive.cli.{module}"), name)
-        return command
+        found = vars(import_module(f"archive.cli.{COMMANDS[cmd_name]}")).values()
+        return next(one for one in found if isinstance(one, click.Command) and one.name == cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         longest = max(map(len, COMMANDS))
