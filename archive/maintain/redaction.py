@@ -15,7 +15,7 @@ import numpy as np
 
 from archive import tables
 from archive.arrays import Ints, numbers
-from archive.base import ConflictError, escape, layout
+from archive.base import ConflictError, at_once, escape, layout
 from archive.index import Snapshot
 from archive.log import FileRef, new_session, tablefiles
 from archive.maintain import relocation
@@ -25,7 +25,6 @@ from archive.maintain.plans import Redacted
 from archive.maintain.relocation import WHERE, Place
 from archive.maintain.survivors import Decision
 from archive.read.chunks import Segments, Shards
-from archive.shard import ShardView
 from archive.steps import Steps
 from archive.store import Storage, split_key
 from archive.tables import STRETCH, among, distinct, overlaps
@@ -33,6 +32,7 @@ from archive.tables import STRETCH, among, distinct, overlaps
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_AT_ONCE = 16  # shards that are looked into
 _COMPANION = "%places"  # of an array: the one with as many rows, where that is not one a step
 
 
@@ -186,12 +186,11 @@ def _with_more(snapshot: Snapshot, rows: Ints) -> set[str]:
         steps[row["shard"]] += row["length"]
         for one in row["extents"] or ():
             extents[row["shard"], one["field"]] += one["rows"]
-    out = set()
-    metadata = shards.plan({shard: {} for shard in segments.shards}, {}, {})
-    for shard, _, chunks in shards.fetched(metadata, segments.owners):
-        view = ShardView(bytes(chunks["zarr.json"]))
-        for path in view.paths:
-            named = extents.get((shard, path.removesuffix(_COMPANION)), steps[shard])
-            if view.describe(path).shape[0] > named:
-                out.add(shard)
-    return out
+
+    def has_more(shard: str) -> bool:
+        view = shards.view(shard, segments.owner)
+        named = {path: extents.get((shard, path.removesuffix(_COMPANION)), steps[shard]) for path in view.paths}
+        return any(view.describe(path).shape[0] > rows for path, rows in named.items())
+
+    more = at_once(has_more, segments.shards, _AT_ONCE)
+    return {shard for shard, found in zip(segments.shards, more, strict=True) if found}

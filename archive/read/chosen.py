@@ -84,6 +84,11 @@ class Chosen:
         beside = self.episode_index.beyond_steps[rows]
         return _with_others(self._live, offsets, rows, beside) if beside.any() else self._live
 
+    @property
+    def schema_texts(self) -> list[str]:
+        """The distinct schemas of their steps, late fields among the others; no data is read."""
+        return self.reader.schema_texts(self.episode_index.chains.rows_of(self.numbers))
+
     def weights(self) -> pa.Table:
         """A row a step of one episode after the other: the weights that made it, and the update count; null where that
         is not known. Reads no data."""

@@ -29,7 +29,7 @@ class Bounds:
         self.run_starts = starts
         self.run_stops = np.append(starts[1:], lengths.sum())
         flags = episodes.columns(("terminated", "truncated"))
-        self.terminated, self.truncated = (_filled(flags[name]) for name in ("terminated", "truncated"))
+        self.terminated, self.truncated = (numbers(flags[name], False) for name in ("terminated", "truncated"))
         self.lengths = lengths
 
     def around(self, numbers: Ints, steps: Ints) -> tuple[Ints, Ints]:
@@ -62,60 +62,42 @@ class Bounds:
 
 
 def read(
-    episodes: Chosen,
-    numbers: Ints,
-    starts: Ints,
-    stops: Ints,
-    selection: Selection,
-    derive: Sequence[Derivation],
+    episodes: Chosen, numbers: Ints, starts: Ints, stops: Ints, selection: Selection, derive: Sequence[Derivation],
     bounds: Bounds | None = None,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Any]]:  # fmt: skip
     """Steps [starts, stops) of episodes, with derived fields; fetched together, each chunk once."""
-    if derive and bounds is None:
-        return read(episodes, numbers, starts, stops, selection, derive, Bounds(episodes))
     whole = episodes.pick(numbers).spans()
+    if not derive:
+        return episodes.reader.read(whole.cut(starts, stops), selection)
+    around = bounds or Bounds(episodes)
+    reaches = [around.reach(one, numbers, starts, stops) for one in derive]
     requests = [(whole.cut(starts, stops), selection)]
-    reaches = [bounds.reach(d, numbers, starts, stops) for d in derive] if bounds is not None else []
     for derivation, (lo, hi) in zip(derive, reaches, strict=True):
         if derivation.fields:
             requests.append((whole.cut(lo, hi), Selection(derivation.fields)))
     out, *others = episodes.reader.read_each(requests)
     rest = iter(others)
     for derivation, (lo, hi) in zip(derive, reaches, strict=True):
-        assert bounds is not None
         found: Sequence[dict[str, Any]] = next(rest) if derivation.fields else [{}] * len(out)
         for i in range(len(out)):
             one = slice(i, i + 1)
-            rows = bounds.rows(numbers[one], starts[one], stops[one], lo[one], hi[one])
+            rows = around.rows(numbers[one], starts[one], stops[one], lo[one], hi[one])
             out[i] = put(out[i], derivation, derivation.of(found[i], rows))
     return out
 
 
-def refuse_out(out: Any) -> None:
-    """UsageError where fields to derive are to go into memory of the caller's."""
+def read_all(
+    episodes: Chosen, selection: Selection, derive: Any, out: Any = None, start: int = 0, stop: int | None = None
+) -> list[dict[str, Any]]:
+    """Read steps [start, stop) of each episode, as of a slice, with derived fields. UsageError where these are to go
+    into memory of the caller's."""
     if out is not None:
         raise UsageError(
             "out= is for fields as they are stored; read with out= first, and derive= in a call of its own"
         )
-
-
-def read_one(alone: Chosen, start: int, stop: int | None, selection: Selection, derive: Any) -> dict[str, Any]:
-    """Steps [start, stop) of the one episode that there is."""
-    first, last, _ = slice(start, stop).indices(int(alone.lengths()[0]))
-    number, a, b = (np.array([value], np.int64) for value in (0, first, max(first, last)))
-    (out,) = read(alone, number, a, b, selection, parse(derive))
-    return out
-
-
-def read_all(episodes: Chosen, selection: Selection, derive: Any) -> list[dict[str, Any]]:
-    """Read all steps of each episode, with derived fields."""
-    lengths = episodes.lengths()
-    return read(episodes, np.arange(len(lengths)), np.zeros_like(lengths), lengths, selection, parse(derive))
-
-
-def _filled(column: Any) -> Bools:
-    values: Bools = numbers(column, False)
-    return values
+    steps = slice(start, stop)
+    edges = np.array([steps.indices(n)[:2] for n in episodes.lengths().tolist()], np.int64).reshape(-1, 2)
+    return read(episodes, np.arange(len(edges)), edges[:, 0], edges.max(axis=1), selection, parse(derive))
 
 
 def _runs(episodes: Chosen, lengths: Ints) -> tuple[Ints, Bools]:

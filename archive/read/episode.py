@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -11,11 +11,10 @@ import numpy as np
 from archive.arrays import Ints
 from archive.base import MAX_PAGE_BYTES, ArchiveError, frozen, jsontree
 from archive.fields import schema, to_tensors
-from archive.index import EpisodeIndex
 from archive.observe import operation
 from archive.read import derivations, notes
-from archive.read.chosen import Attributes, Chosen
-from archive.read.reader import Destination, Reader
+from archive.read.chosen import Chosen
+from archive.read.reader import Destination
 from archive.read.selection import Selection
 from archive.read.spans import Spans
 from archive.views import decoder
@@ -35,16 +34,14 @@ _ANNOTATE = (
 )
 
 Key = tuple[Any, ...]
-ReadRun = Callable[[int, int, Selection], list[dict[str, Any]]]
 
 
 class Ahead:
     """Steps that are read ahead, shared by the episodes of one iteration. Once two that follow each other were read,
     the next one brings two more, then four, up to AHEAD_BYTES; so no more is read in vain than was asked for before."""
 
-    def __init__(self, read: ReadRun, sizes: Callable[[], Ints]) -> None:
-        self._read = read
-        self._sizes = sizes
+    def __init__(self, some: Chosen) -> None:
+        self._some = some
         self._bytes: Ints | None = None
         self._lock = threading.Lock()  # never waited for: after a fork it may be held for ever
         self._held: dict[int, dict[str, Any]] = {}
@@ -72,48 +69,36 @@ class Ahead:
             self._count = 1
             return None
         self._count = min(2 * self._count, MAX_EPISODES)
-        stop = self._stop(place)
-        if stop - place < 2:
+        if self._bytes is None:
+            self._bytes = self._some.reader.sizes(self._some.step_spans())
+        taken = np.cumsum(self._bytes[place : place + self._count])
+        run = place + np.arange(int((taken <= AHEAD_BYTES).sum()))
+        if len(run) < 2:
             return None
         try:
-            data = self._read(place, stop, selection)
+            data = self._some.reader.read(self._some.pick(run).spans(), selection)
         except ArchiveError:  # of any of them: who asks for that one gets the error
             self._count = 1
             return None
         self._held = dict(enumerate(data[1:], place + 1))
         return data[0]
 
-    def _stop(self, place: int) -> int:
-        if self._bytes is None:
-            self._bytes = self._sizes()
-        taken = np.cumsum(self._bytes[place : place + self._count])
-        return place + int((taken <= AHEAD_BYTES).sum())
-
 
 class Episode:
     """One trajectory: what is known of it, and its steps on demand."""
 
-    def __init__(
-        self, reader: Reader, index: EpisodeIndex, number: int, row: dict[str, Any], live: Spans | None = None,
-        attributes: Attributes | None = None,
-    ) -> None:  # fmt: skip
-        self._reader = reader
-        self._index = index
-        self._number = number
+    def __init__(self, some: Chosen, place: int, row: dict[str, Any], ahead: tuple[Ahead, int] | None = None) -> None:
+        """The one at a place of some; ahead: of the iteration that it comes from, and its place there."""
+        self._some = some
+        self._place = place
         self._row = row
-        self._live = live
-        self._attributes = attributes
-        self._ahead: tuple[Ahead, int] | None = None  # of the iteration that it came from, and its place there
-
-    def read_ahead_with(self, ahead: Ahead, place: int) -> None:
-        """It is one of several that may be read together."""
-        self._ahead = ahead, place
+        self._ahead = ahead
 
     @property
     def attributes(self) -> dict[str, Any]:
         """Values that change after writing, as of the checkpoint;
         empty for an episode of the archive as such. Read-only."""
-        found = {} if self._attributes is None else self._attributes.values
+        found = {} if self._some._attributes is None else self._some._attributes.values
         mine = {name: values[self.id] for name, values in found.items() if self.id in values}
         out: dict[str, Any] = frozen(
             mine, "give attributes= to the next checkpoint(), or change copy.deepcopy(attributes)"
@@ -180,14 +165,14 @@ class Episode:
     @property
     def labels(self) -> dict[str, Any]:
         """Its labels, set after it was written: `arc.label({ep.id: {"success": True}})`. Read-only."""
-        out: dict[str, Any] = frozen(self._index.labels.of(self._number), "say it by ep.label(key=value)")
+        out: dict[str, Any] = frozen(self._some.episode_index.labels.of(self._number), "say it by ep.label(key=value)")
         return out
 
     @property
     def label_history(self) -> list[dict[str, Any]]:
         """Its labels and all that they ever were, oldest first: key, value (None: taken back), by, created_at,
         commit."""
-        return self._index.labels.history(self._number)
+        return self._some.episode_index.labels.history(self._number)
 
     def label(self, labels: Mapping[str, Any] | None = None, /, *, by: str | None = None, **more: Any) -> Self:
         """Say something of it; see `Episodes.label`."""
@@ -206,24 +191,17 @@ class Episode:
         raise AttributeError(f"an Episode has no attribute {name!r}")
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_ahead": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        return self.__dict__ | {"_some": self.alone(), "_place": 0, "_ahead": None}
 
     @property
     def fields(self) -> dict[str, str]:
         """Field -> dtype, shape of a row and kind of axis; no data is read."""
-        return schema.described(self._schemas)
+        return schema.described(self.alone().schema_texts)
 
     @property
     def specs(self) -> dict[schema.Path, schema.FieldSpec]:
         """The spec of each field, by its keys; no data is read."""
-        return {spec.path: spec for text in self._schemas for spec in schema.loads(text).fields}
-
-    @property
-    def _schemas(self) -> list[str]:
-        return self._reader.schema_texts(self._index.chains.of(self._number))
+        return {spec.path: spec for text in self.alone().schema_texts for spec in schema.loads(text).fields}
 
     def spans(self, start: int = 0, stop: int | None = None) -> Spans:
         """Its segments with the steps [start, stop) of each; empty ones stay, for what belongs to the whole episode."""
@@ -254,21 +232,25 @@ class Episode:
 
     def _read(self, selection: Selection, start: int, stop: int | None, derive: Any, out: Any) -> dict[str, Any]:
         if out is not None and not derive:
-            (filled,) = self._reader.read(self.spans(start, stop), selection, into=Destination(out))
+            (filled,) = self._some.reader.read(self.spans(start, stop), selection, into=Destination(out))
             return filled
         if derive:
-            derivations.refuse_out(out)
-            return derivations.read_one(self.alone(), start, stop, selection, derive)
+            return derivations.read_all(self.alone(), selection, derive, out, start, stop)[0]
         if self._ahead is not None and start == 0 and stop is None:
             ahead, place = self._ahead
             if (found := ahead.read(place, selection)) is not None:
                 return found
-        (found,) = self._reader.read(self.spans(start, stop), selection)
+        (found,) = self._some.reader.read(self.spans(start, stop), selection)
         return found
 
     def alone(self) -> Chosen:
         """This one, as one of some."""
-        return Chosen(self._reader, self._index, np.array([self._number]), self._live, self._attributes)
+        return self._some.pick(np.array([self._place]))
+
+    @property
+    def _number(self) -> int:
+        """Its number in the index of all episodes."""
+        return int(self._some.numbers[self._place])
 
     @property
     def bounds(self) -> derivations.Bounds:

@@ -184,31 +184,19 @@ class Episodes(Chosen, Sequence["Episode"]):
     def __iter__(self) -> Iterator[Episode]:
         """One after the other. Those that are read whole, in order, bring those that follow along,
         in bounded memory."""
-        ahead = Ahead(self._read_run, self.sizes)
+        ahead = Ahead(self)
         for start in range(0, len(self), _BATCH):
-            for place, ep in enumerate(self._episodes(range(start, min(start + _BATCH, len(self)))), start):
-                ep.read_ahead_with(ahead, place)
-                yield ep
+            yield from self._episodes(range(start, min(start + _BATCH, len(self))), ahead)
 
-    def _read_run(self, start: int, stop: int, selection: Selection) -> list[dict[str, Any]]:
-        return self.reader.read(self[start:stop].spans(), selection)
-
-    def _episodes(self, places: Sequence[int]) -> list[Episode]:
+    def _episodes(self, places: Sequence[int], ahead: Ahead | None = None) -> list[Episode]:
         part = self.pick(np.array(places, np.int64))
         table = part.columns(COLUMNS)
         rows = table.drop_columns(["created_at"]).to_pylist()
         for row, at in zip(rows, times(table["created_at"]), strict=True):
             row["created_at"] = at
         return [
-            Episode(
-                self.reader,
-                self.episode_index,
-                int(number),
-                row,
-                None if part._live is None else part._live.pick(np.array([i])),
-                self._attributes,
-            )
-            for i, (number, row) in enumerate(zip(part.numbers, rows, strict=True))
+            Episode(part, i, row, None if ahead is None else (ahead, place))
+            for i, (row, place) in enumerate(zip(rows, places, strict=True))
         ]
 
     def read(
@@ -225,8 +213,7 @@ class Episodes(Chosen, Sequence["Episode"]):
         """
         selection = Selection(fields, missing, ragged)
         if derive:
-            derivations.refuse_out(out)
-            return derivations.read_all(self, selection, derive)
+            return derivations.read_all(self, selection, derive, out)
         into = None if out is None else Destination(out)
         with operation("read", episodes=len(self)):
             return self.reader.read(self.spans(), selection, into=into)
@@ -283,11 +270,6 @@ class Episodes(Chosen, Sequence["Episode"]):
         """`nbytes` for people, who are told if there is text beside it."""
         text = any(told.partition("[")[0] in sizes.TEXT for told in self.fields.values())
         return size(self.nbytes) + (" and text" if text else "")
-
-    @property
-    def schema_texts(self) -> list[str]:
-        """The distinct schemas of their steps, late fields among the others; no data is read."""
-        return self.reader.schema_texts(self.episode_index.chains.rows_of(self.numbers))
 
     @property
     def schemas(self) -> list[schema.ShardSchema]:

@@ -4,7 +4,8 @@ steps; rows of the late table and of the chunk table go out."""
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -31,10 +32,6 @@ class StoredFields(NamedTuple):
     specs: dict[str, FieldSpec]
     rows: dict[str, Array]
 
-    @property
-    def nbytes(self) -> int:
-        return sum(rows.nbytes for rows in self.rows.values())
-
 
 def checked(values: Mapping[Any, Any], steps: int, episode: str, known: Sequence[ShardSchema]) -> StoredFields:
     """The fields that an episode of so many steps is given, in stored form.
@@ -42,9 +39,11 @@ def checked(values: Mapping[Any, Any], steps: int, episode: str, known: Sequence
     FieldError for one that has other rows than the episode steps, whose values cannot be stored, or that does not go
     with the fields which steps of these schemas have.
     """
-    leaves = {to_path(name): _plain(value) for name, value in values.items()}
-    for path in leaves:
+    leaves = {to_path(name): value for name, value in values.items()}
+    for path, value in leaves.items():
         _check_path(path, [*leaves], known)
+        if isinstance(value, np.ndarray) and value.dtype.kind == "U":
+            leaves[path] = value.astype(object)  # texts of any length are of one dtype: episodes share a shard
     found = normalise(unflatten(leaves), Schema(axes=dict.fromkeys(leaves, "step")))
     rows: dict[str, Array] = {}
     for name, value in found.data.items():
@@ -58,11 +57,6 @@ def checked(values: Mapping[Any, Any], steps: int, episode: str, known: Sequence
     if len(rows) < len(leaves):
         raise FieldError(f"episode {episode!r} is given a field without an array; nothing was added to any")
     return StoredFields(found.specs, rows)
-
-
-def _plain(value: Any) -> Any:
-    """Strings of any length are of one dtype, so that episodes share a shard."""
-    return value.astype(object) if isinstance(value, np.ndarray) and value.dtype.kind == "U" else value
 
 
 def _check_path(path: Path, given: Sequence[Path], known: Sequence[ShardSchema]) -> None:
@@ -85,57 +79,50 @@ def _check_kind(spec: FieldSpec, known: Sequence[ShardSchema]) -> None:
             )
 
 
-class LateShards:
-    """Late fields of episodes on their way into shards: those that are alike share one, and few are in memory."""
+def written(
+    snapshot: Snapshot, session: str, archive_layout: str, made: Iterable[tuple[Spans, StoredFields]]
+) -> tuple[pa.Table, FileRef | None]:
+    """Write late fields of episodes, each with its steps, as they are made: those that are alike share a shard, and few
+    are in memory. The rows of the late table, and the file with the chunk rows of their shards."""
+    shards = ShardWriter(snapshot.storage, archive_layout)
+    held: dict[tuple[FieldSpec, ...], list[tuple[Spans, StoredFields]]] = {}
+    held_bytes: Counter[tuple[FieldSpec, ...]] = Counter()
+    late: list[pa.Table] = []
+    chunks: list[pa.Table] = []
 
-    def __init__(self, snapshot: Snapshot, session: str, archive_layout: str) -> None:
-        self._snapshot = snapshot
-        self._storage = snapshot.storage
-        self._session = session
-        self._shards = ShardWriter(snapshot.storage, archive_layout)
-        self._held: dict[tuple[FieldSpec, ...], list[tuple[Spans, StoredFields]]] = {}
-        self._held_bytes: dict[tuple[FieldSpec, ...], int] = {}
-        self._late: list[pa.Table] = []
-        self._chunks: list[pa.Table] = []
-
-    def add(self, spans: Spans, given: StoredFields) -> None:
-        """The fields of one episode, of which these are the steps."""
-        if not len(spans.rows) or not (spans.hi > spans.lo).any():
-            return
-        kind = tuple(given.specs[name] for name in sorted(given.specs))
-        self._held.setdefault(kind, []).append((spans, given))
-        self._held_bytes[kind] = self._held_bytes.get(kind, 0) + given.nbytes + _BESIDE_BYTES
-        if self._held_bytes[kind] >= SHARD_BYTES:
-            self._write(kind)
-
-    def _write(self, kind: tuple[FieldSpec, ...]) -> None:
-        held, self._held_bytes[kind] = self._held.pop(kind), 0
-        arrays = {spec.name: np.concatenate([given.rows[spec.name] for _, given in held]) for spec in kind}
+    def write(kind: tuple[FieldSpec, ...]) -> None:
+        some, held_bytes[kind] = held.pop(kind), 0
+        arrays = {spec.name: np.concatenate([given.rows[spec.name] for _, given in some]) for spec in kind}
         own = shard_schema({spec.name: spec for spec in kind}, Schema())
-        key = layout.shard_key(uuid.uuid4().hex[:8], self._session, 0, self._shards.archive_layout)
-        placed = self._shards.write(key, self._shards.encode(own.dumps(), arrays))
-        self._chunks.append(tablefiles.chunk_rows(key, placed))
-        self._late.append(self._rows([spans for spans, _ in held], key, own))
+        key = layout.shard_key(uuid.uuid4().hex[:8], session, 0, archive_layout)
+        chunks.append(tablefiles.chunk_rows(key, shards.write(key, shards.encode(own.dumps(), arrays))))
+        late.append(_rows(snapshot, [spans for spans, _ in some], key, own))
 
-    def _rows(self, held: Sequence[Spans], key: str, own: ShardSchema) -> pa.Table:
-        """A row of the late table for each run of steps that lies in the shard."""
-        row, lo, hi = (np.concatenate([getattr(spans, name) for spans in held]) for name in ("rows", "lo", "hi"))
-        some = hi > lo
-        row, lo, counts = row[some], lo[some], (hi - lo)[some]
-        found = self._snapshot.take(row, [*STREAM, "position"])
-        names = [spec.name for spec in own.fields]
-        stream = {name: found[name] for name in STREAM}
-        return tables.from_columns("late", {
-            **stream, "position": found["position"].to_numpy() + lo, "length": counts, "shard": key,
-            "start": np.cumsum(counts) - counts, "schema": own.dumps(), "fields": [names] * len(row), "dropped": False,
-        })  # fmt: skip
+    for spans, given in made:
+        if not (spans.hi > spans.lo).any():
+            continue
+        kind = tuple(given.specs[name] for name in sorted(given.specs))
+        held.setdefault(kind, []).append((spans, given))
+        held_bytes[kind] += _BESIDE_BYTES + sum(rows.nbytes for rows in given.rows.values())
+        if held_bytes[kind] >= SHARD_BYTES:
+            write(kind)
+    for kind in [*held]:
+        write(kind)
+    shards.close()
+    if not chunks:
+        return tables.schema("late").empty_table(), None
+    file = tablefiles.write(snapshot.storage, session, "chunks", tables.concat("chunks", chunks))
+    return tablefiles.with_chunks(tables.concat("late", late), file), file
 
-    def close(self) -> tuple[pa.Table, FileRef | None]:
-        """Write what is held; the rows of the late table, and the file with the chunk rows of their shards."""
-        for kind in [*self._held]:
-            self._write(kind)
-        self._shards.close()
-        if not self._chunks:
-            return tables.schema("late").empty_table(), None
-        chunks = tablefiles.write(self._storage, self._session, "chunks", tables.concat("chunks", self._chunks))
-        return tablefiles.with_chunks(tables.concat("late", self._late), chunks), chunks
+
+def _rows(snapshot: Snapshot, held: Sequence[Spans], key: str, own: ShardSchema) -> pa.Table:
+    """A row of the late table for each run of steps that lies in the shard."""
+    row, lo, hi = (np.concatenate([getattr(spans, name) for spans in held]) for name in ("rows", "lo", "hi"))
+    some = hi > lo
+    row, lo, counts = row[some], lo[some], (hi - lo)[some]
+    found = snapshot.take(row, [*STREAM, "position"])
+    return tables.from_columns("late", {
+        **{name: found[name] for name in STREAM}, "position": found["position"].to_numpy() + lo, "length": counts,
+        "shard": key, "start": np.cumsum(counts) - counts, "schema": own.dumps(),
+        "fields": [[spec.name for spec in own.fields]] * len(row), "dropped": False,
+    })  # fmt: skip

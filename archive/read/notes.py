@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive import tables
-from archive.arrays import Ints
+from archive.arrays import Ints, arrow
 from archive.base import (
     CorruptCommitError,
     FieldError,
@@ -34,10 +34,9 @@ from archive.index import EpisodeIndex, Later, Snapshot, labels, value_set
 from archive.log import Addition, Attempt, Change, Commit, CommitLog, Requirement, about, new_session
 from archive.observe import timed
 from archive.read.chosen import Chosen
-from archive.read.lateshards import LateShards, StoredFields, checked
+from archive.read.lateshards import StoredFields, checked, written
 from archive.read.reader import Reader
 from archive.read.spans import Spans
-from archive.store import Storage
 from archive.tables import ADDRESS, KEYS, STRETCH, of_segments, overlaps
 
 if TYPE_CHECKING:
@@ -122,10 +121,11 @@ def label_all(episodes: Chosen, said: Mapping[str, Any], by: str | None = None) 
     if not said:
         raise UsageError("nothing is said of these episodes: give labels, as in eps.label(success=True)")
     texts = {check_key(key): labels.text_of(value, key) for key, value in said.items()}
-    index = episodes.episode_index
+    index, count = episodes.episode_index, len(episodes)
     log = _log_of(index.snapshot.later)
-    if len(episodes):
-        rows = _of_each(episodes, texts)
+    if count:
+        of = np.repeat(np.arange(len(texts)), count)
+        rows = _rows(index, np.tile(episodes.numbers, len(texts)), list(texts), list(texts.values()), of)
         there = _still_there("labels", index.snapshot, rows)
         index.snapshot.later.show(_label(log, lambda parent: rows, by, [there]))
 
@@ -159,36 +159,24 @@ def check_key(key: str) -> str:
     return key
 
 
-def _of_each(episodes: Chosen, texts: Mapping[str, str | None]) -> pa.Table:
-    """A row for each episode and key, with the newest segment of the episode as it is seen."""
-    import pyarrow as pa
-
-    count = len(episodes)
-    one = _addressed(episodes.episode_index, episodes.numbers)
-    parts = []
-    for key, text in texts.items():
-        coded = pa.array([key], pa.string()).dictionary_encode().take(pa.repeat(pa.scalar(0, pa.int32()), count))
-        value = pa.nulls(count, pa.string()) if text is None else pa.repeat(pa.scalar(text), count)
-        parts.append(one.append_column("key", coded).append_column("value", value))
-    return pa.concat_tables(parts)
-
-
 def _by_id(
     known: EpisodeIndex, ids: Sequence[str], keys: Sequence[str], texts: Sequence[str | None], parent: Commit
 ) -> pa.Table:  # fmt: skip
-    """A row for each of these, with the newest segment of the episode as it stands at a commit."""
-    import pyarrow as pa
-
+    """A row for each of these, of the episode as it stands at a commit."""
     storage, same = known.snapshot.storage, known.snapshot.commit.same_episodes(parent)
     index = known if same else EpisodeIndex(Snapshot(storage, parent))
-    one = _addressed(index, numbers_of(index, ids, "nothing was said of any"))
-    coded = pa.array(keys, pa.string()).dictionary_encode()
-    return one.append_column("key", coded).append_column("value", pa.array(texts, pa.string()))
+    return _rows(index, numbers_of(index, ids, "nothing was said of any"), keys, texts, np.arange(len(keys)))
 
 
-def _addressed(index: EpisodeIndex, numbers: Ints) -> pa.Table:
-    """The id and newest segment of these episodes."""
-    return index.snapshot.take(index.chains.lasts()[numbers], ["episode_id", *ADDRESS])
+def _rows(
+    index: EpisodeIndex, numbers: Ints, keys: Sequence[str], texts: Sequence[str | None], of: Ints
+) -> pa.Table:  # fmt: skip
+    """Rows that say keys[of[i]] and texts[of[i]] of the newest segment of episode numbers[i]."""
+    import pyarrow as pa
+
+    one = index.snapshot.take(index.chains.lasts()[numbers], ["episode_id", *ADDRESS])
+    coded = pa.array(keys, pa.string()).dictionary_encode().take(arrow(of))
+    return one.append_column("key", coded).append_column("value", pa.array(texts, pa.string()).take(arrow(of)))
 
 
 @timed("label")
@@ -231,24 +219,17 @@ def write(
     why = None if provenance is None else jsontree.dumps(provenance, where="provenance")
     if by is not None:
         check_text(by, "by")
+    about_it = about.find(log.storage)
+    if about_it is None:
+        raise CorruptCommitError(f"{log.storage.full_url(layout.ARCHIVE_KEY)} is gone; put it back from a copy")
     session = new_session()
-    shards = LateShards(reader.snapshot, session, _layout(log.storage))
-    for spans, given in made:
-        shards.add(spans, given)
-    rows, chunks = shards.close()
+    rows, chunks = written(reader.snapshot, session, about_it[0].layout, made)
     if not rows.num_rows:
         return log.catch_up()
     rows = _stamped("late", rows, by, provenance=why)
     there = _still_there("late", reader.snapshot, rows)
     change = Change("late", lambda parent, attempt: ({"late": rows}, {"chunks": chunks}), [there], session=session)
     return log.commit(f"late/{uuid.uuid4().hex}", change)
-
-
-def _layout(storage: Storage) -> str:
-    found = about.find(storage)
-    if found is None:
-        raise CorruptCommitError(f"{storage.full_url(layout.ARCHIVE_KEY)} is gone; put it back from a copy")
-    return found[0].layout
 
 
 @timed("drop_fields")

@@ -135,9 +135,7 @@ class Reader:
 
     def shard_bytes(self, spans: Spans) -> int:
         """Bytes of all members of the shards in which these spans lie."""
-        segments = self.segments(spans.rows)
-        self.shards.load_indexes(segments, list(range(len(segments.shards))))
-        return sum(self.shards.shard_bytes(shard) for shard in segments.shards)
+        return sum(self.shards.sizes(self.segments(spans.rows)).values())
 
     def segments(self, rows: Any) -> Segments:
         """Rows of the segments table, each once."""

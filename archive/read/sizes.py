@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from archive import tables
 from archive.arrays import Ints, numbers, sums
 from archive.fields import NODES, FieldSpec, ShardSchema, to_numpy
 from archive.read.selection import Selection
@@ -33,7 +34,10 @@ def of_spans(
     per_step = np.array([_of_step(of.values()) for of in specs] or [0], np.float64)[code]
     length = np.maximum(1, numbers(rows["length"]))
     share = np.where(numbers(rows["length"]) > 0, (spans.hi - spans.lo) / length, 1.0)
-    total = per_step * (spans.hi - spans.lo) + _extent_bytes(rows["extents"], code, specs) * share
+    segment, names, field, _, counts = tables.extents_of(rows["extents"])
+    sized = [[_of_row(of[n]) if n in of and of[n].axis != "step" else 0 for n in names] for of in specs]
+    own = np.array(sized, np.float64)[code[segment], field] * counts if len(segment) else None
+    total = per_step * (spans.hi - spans.lo) + np.bincount(segment, own, minlength=len(spans.rows)) * share
     return sums(np.rint(total).astype(np.int64), spans.offsets)
 
 
@@ -49,24 +53,6 @@ def _of_step(specs: Iterable[FieldSpec]) -> int:
 
 def _of_row(spec: FieldSpec) -> int:
     return int(to_numpy(spec.dtype).itemsize * prod(spec.shape))
-
-
-def _extent_bytes(extents: Any, code: Ints, specs: list[dict[str, FieldSpec]]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The bytes of each segment in the fields whose number of rows is its own."""
-    import pyarrow.compute as pc
-
-    listed = extents.combine_chunks()
-    if not len(listed) or listed.null_count == len(listed):
-        return np.zeros(len(listed))
-    segment = numbers(pc.list_parent_indices(listed))
-    entries = listed.flatten()
-    fields = entries.field("field").dictionary_encode()
-    sized = [
-        [_of_row(of[name]) if name in of and of[name].axis != "step" else 0 for name in fields.dictionary.to_pylist()]
-        for of in specs
-    ]
-    found = np.array(sized, np.float64)[code[segment], numbers(fields.indices)] * numbers(entries.field("rows"))
-    return np.asarray(np.bincount(segment, found, minlength=len(listed)), np.float64)
 
 
 def runs(nbytes: Ints, max_bytes: int) -> Iterator[tuple[int, int]]:

@@ -15,6 +15,7 @@ from archive.base import CorruptManifestError, cached_property, escape_path, sho
 from archive.fields import Array, Bools, FieldSpec, Path, ShardSchema, dtypes
 from archive.fields.axes import Cuts, Fetched, Located, StepAxis
 from archive.read.chunks import Segments
+from archive.steps import Steps
 
 
 class Spans:
@@ -146,11 +147,9 @@ def shown(spans: Spans, segments: Segments) -> Shown:
 def _borders(spans: Spans, place: Ints, segments: Segments) -> Ints:
     """The steps, counted over all episodes, before which some field begins or ends."""
     before = np.cumsum(spans.hi - spans.lo) - spans.hi
-    found = []
-    for cover in segments.late.values():
-        number, step = cover.borders(place, spans.lo, spans.hi)
-        found.append(before[number] + step)
-    return np.unique(np.concatenate(found))
+    mine = Steps(place, spans.lo, spans.hi)
+    met = [mine.meet(cover.steps) for cover in segments.late.values()]
+    return np.unique(np.concatenate([before[one.left] + edge for one in met for edge in (one.lo, one.hi)]))
 
 
 def _kind(path: Path, segments: Segments, place: Ints, spans: Spans) -> Ints:

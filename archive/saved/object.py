@@ -202,7 +202,7 @@ class Part(SavedObject[PartIndex]):
         try:
             reads = self.arrays_index.plan(runs)  # type: ignore[arg-type]
             blocks = self._get(reads.requests)
-            chunks = members_of(self.key, reads, blocks, lambda: "this rank's state")
+            chunks = members_of(self.key, reads, blocks, lambda shard: "this rank's state")
             view = ShardView(bytes(chunks.pop(_METADATA)))
             return {name: view.read_many(name, pairs, chunks) for name, pairs in wanted.items()}
         except (IntegrityError, UsageError) as e:  # or its index says of more rows than there are

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.arrays import Ints, Mask, numbers, texts
+from archive.arrays import Ints, Mask, arrow, numbers, texts
 from archive.base import CorruptManifestError
 from archive.steps import Steps, places, row_codes
 from archive.tables.declared import ADDRESS, EPISODE, FOLLOWING, LIVE_STREAM, STREAM, STRETCH, TABLES
@@ -84,6 +84,22 @@ def extents(fields: Mapping[str, tuple[Any, Any]], count: int) -> pa.Array:
     names = pa.array(list(fields) * count, pa.string())
     entries = pa.StructArray.from_arrays([names, pa.array(starts), pa.array(rows)], fields=list(kind.value_type))
     return pa.ListArray.from_arrays(pa.array(np.arange(count + 1) * len(fields), pa.int32()), entries).cast(kind)
+
+
+def extents_of(column: pa.ChunkedArray) -> tuple[Ints, list[str], Ints, Ints, Ints]:
+    """The entries of a column of extents: the segment of each, the fields' names and which of them it is of, its first
+    row and its number of rows."""
+    import pyarrow.compute as pc
+
+    listed = column.combine_chunks()
+    if listed.null_count == len(listed):
+        none = np.zeros(0, np.int64)
+        return none, [], none, none, none
+    entries = listed.flatten()
+    fields = entries.field("field").dictionary_encode()
+    start, rows = (numbers(entries.field(name)).astype(np.int64) for name in ("start", "rows"))
+    segment, field = numbers(pc.list_parent_indices(listed)), numbers(fields.indices)
+    return segment, fields.dictionary.to_pylist(), field, start, rows
 
 
 def _array(values: Any, count: int, kind: pa.DataType) -> pa.Array:
@@ -190,11 +206,20 @@ def distinct(column: pa.ChunkedArray) -> list[str]:
 
 
 def coded(column: pa.ChunkedArray) -> tuple[list[str], Ints]:
-    """The distinct values of a column of text, and the place of each row's among them."""
+    """The distinct values of a column of text, and the place of each row's among them; -1 for none."""
     import pyarrow as pa
 
-    found = column.cast(pa.string()).combine_chunks().dictionary_encode()
-    return found.dictionary.to_pylist(), numbers(found.indices).astype(np.int64)
+    joined = column.combine_chunks()
+    joined = joined.chunk(0) if isinstance(joined, pa.ChunkedArray) else joined
+    if not pa.types.is_dictionary(joined.type):
+        joined = joined.dictionary_encode()
+    if len(joined) == 1:  # by far the most frequent case of many small reads
+        value = joined[0].as_py()
+        return ([] if value is None else [value]), np.full(1, -1 if value is None else 0)
+    codes = numbers(joined.indices, -1).astype(np.int64)
+    used, place = np.unique(codes, return_inverse=True)
+    missing = int(len(used) > 0 and used[0] < 0)
+    return joined.dictionary.take(arrow(used[missing:])).to_pylist(), place - missing
 
 
 def objects_of(rows: pa.Table) -> set[str]:

@@ -178,9 +178,9 @@ def _sizes(snapshot: Snapshot) -> dict[str, int]:
     rows = np.flatnonzero(table["shard"].is_valid().to_numpy())
     spans = Spans.of_each(rows, np.zeros(len(rows), np.int64), table["length"].to_numpy()[rows])
     segments = reader.segments(rows)
-    reader.shards.load_indexes(segments, list(range(len(segments.shards))))
     sizes = np.bincount(segments.shard, reader.sizes(spans), len(segments.shards)).astype(np.int64).tolist()
-    return {s: max(size, reader.shards.shard_bytes(s)) for s, size in zip(segments.shards, sizes, strict=True)}
+    stored = reader.shards.sizes(segments)
+    return {shard: max(size, stored[shard]) for shard, size in zip(segments.shards, sizes, strict=True)}
 
 
 def _maker(shard: str, wrote: set[str]) -> str:

@@ -153,7 +153,7 @@ def child_remote(url: str, endpoint: str, fill: str) -> dict[str, Any]:
         assert (batch["x"][:, 0].long() == batch["t"]).all()
         firsts.append(time.perf_counter() - start)
     total = sampler.io_stats.total
-    chunks = sum(int(pool.present.sum()) for pool in sampler._gather._running().store._pools.values())
+    chunks = sum(int(pool.present.sum()) for pool in sampler._gather._here().store._pools.values())
     sampler.close()
     return {
         "seconds": firsts[-1],

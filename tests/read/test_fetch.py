@@ -14,6 +14,7 @@ import pytest
 import archive
 from archive.arrays import ranges
 from archive.base.errors import CorruptChunkError, MissingObjectError, ShortReadError
+from archive.read import Gather
 from archive.read.chunks import fetch
 from archive.store import Filling, IOStats
 from archive.store.drivers import Buffer, Location, register, registry
@@ -163,6 +164,24 @@ def test_a_chunk_that_several_ask_for_is_put_in_both_places(root: Path, opened: 
     )
 
 
+@pytest.mark.parametrize("compression", [None, "zstd:1", "gzip:1"])
+def test_batches_of_steps_come_as_episodes_do(tmp_path: Path, opened: Opened, compression: str | None) -> None:
+    with archive.create(str(tmp_path / "root")).writer(compression=compression) as w:
+        for i, steps in enumerate(LENGTHS):
+            w.add_episode(episode(steps, i), episode_id=f"e{i}")
+    gather = Gather(opened(tmp_path / "root").episodes, ["frame", "x", "done"], disk_cache=tmp_path / "cache")
+    steps = np.random.default_rng(0).permutation(sum(LENGTHS))
+    for again in (False, True):
+        found = gather.rows(*gather.place(steps))
+        for name, rows in found.items():
+            whole = np.concatenate([episode(count, i)[name] for i, count in enumerate(LENGTHS)])
+            np.testing.assert_array_equal(rows, whole[steps])
+        cost = gather.io_stats.batch
+        assert cost.disk_hits == (cost.chunks if again else 0)
+        assert (cost.requests == 0) if again else (0 < cost.requests <= cost.chunks + 1)
+        gather.close()
+
+
 def test_members_that_share_bytes_are_both_read(tmp_path: Path, opened: Opened) -> None:
     """Nobody writes such a shard, but a table may say so: neither chunk can have its bytes in its own place."""
     with archive.create(str(tmp_path / "root")).writer(compression=None) as w:
@@ -205,6 +224,10 @@ def test_a_damaged_chunk_is_an_error_that_names_object_episode_and_field(
             opened(root).episodes.read()
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
+    gather = Gather(opened(root).episodes, ["frame"])
+    with pytest.raises(CorruptChunkError, match=r"(?s)array 'frame' of shard .*episode 'e.*archive verify"):
+        gather.rows(*gather.place(np.arange(gather.steps)))
+    assert not gather._here().store._busy
 
 
 def test_a_shard_that_is_cut_off_or_gone_is_named_with_its_episode(root: Path, opened: Opened) -> None:

@@ -194,7 +194,7 @@ def test_a_failure_in_the_background_surfaces_at_the_next_call(tmp_path: Path) -
     for shard in (tmp_path / "a" / "shards").iterdir():
         shard.unlink()
     gather.prefetch([0], [0])
-    gather._running()._pool.shutdown()  # type: ignore[union-attr]
+    gather._pool.shutdown()  # type: ignore[union-attr]
     with pytest.raises(MissingObjectError, match="archive verify"):
         gather.rows([1], [1])
 

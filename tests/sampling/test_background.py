@@ -37,7 +37,7 @@ def hide(tmp_path: Path, hidden: bool) -> None:
 
 def settle(sampler: Sampler) -> None:
     """Wait for what is fetched ahead."""
-    for future in sampler._gather._running()._ahead:
+    for future in sampler._gather._ahead:
         future.exception(30)
 
 
@@ -160,7 +160,7 @@ def test_after_close_nothing_begins_anew(arc: archive.Archive) -> None:
             use()
     assert sampler.ready == 0.0
     assert "0% local" in repr(sampler)
-    assert sampler._gather._engine is None
+    assert sampler._gather._source is None
 
 
 def test_a_state_of_another_strategy_is_refused(arc: archive.Archive) -> None:
@@ -185,7 +185,7 @@ def test_priorities_may_be_tensors_of_a_graph(arc: archive.Archive) -> None:
 def test_a_fork_reads_by_connections_of_its_own(arc: archive.Archive) -> None:
     gather = Sampler(arc, ["t"], batch_size=4)._gather
     gather.rows([0], [0])
-    with gather._running().store._changed:  # as another thread may at the time of the fork
+    with gather._here().store._changed:  # as another thread may at the time of the fork
         child = os.fork()
         if child == 0:
             os._exit(0 if gather.held_bytes == 0 and gather.rows([1], [2])["t"].tolist() == [32] else 1)

@@ -260,7 +260,7 @@ def test_filling_stops_where_memory_ends_unless_there_is_a_disk(
     with Sampler(arc, FAST, cache_bytes=250_000) as small:
         assert small.fill(60)
         assert 0.1 < small.ready < 0.9
-        held = sum(np.count_nonzero(pool.present) for pool in small._gather._running().store._pools.values())
+        held = sum(np.count_nonzero(pool.present) for pool in small._gather._here().store._pools.values())
         assert small.io_stats.total.chunks - small.io_stats.total.hits <= held + 10  # nothing was pushed out again
     with Sampler(arc, FAST, batch_size=64, cache_bytes=150_000, disk_cache=tmp_path / "c") as disk:
         assert disk.fill(60)

@@ -4,30 +4,27 @@ disk cache, or fetched together with few requests, and decoded."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from archive.arrays import Ints, run_starts
-from archive.base import side_by_side
+from archive.arrays import Ints
+from archive.base import CorruptManifestError
 from archive.read.chunks.diskcache import DiskCache
+from archive.read.chunks.fetch import Fetch, Member, Piece, Rooms, ShardRead
 from archive.read.chunks.rowpool import Array, RowPool
 from archive.read.chunks.segments import Segments
-from archive.read.chunks.shards import Shards
-from archive.read.chunks.wants import RowsWanted
-from archive.shard import Buffer, codecs
+from archive.read.chunks.shards import ReadPlan, Shards
+from archive.read.chunks.wants import Decode, RowsWanted, of_each
+from archive.shard import ShardView
 
 Key = tuple[RowPool, int]  # a chunk
-Decoded = tuple[RowPool, int, Array]  # a chunk and its rows
 Target = tuple[Array, Any, Any]  # memory, and which rows of it are which of a chunk: a number where it is one, which is
 # copied in a third of the time
 _LEAST_SHARE = 16  # where not all fits, a part in so many is dealt out evenly, for arrays of small rows
-_AT_ONCE_BYTES = 4 * 1024 * 1024  # of chunks that are decoded side by side, and then handed on
-_SIDE_BY_SIDE_BYTES = 1024 * 1024  # less is decoded before another thread has begun
-_SMALLER = 0.9  # of its rows: what did not become smaller than that is little more than copied
+_REMOTE_GAP_BYTES = 256 * 1024  # between chunks: these bytes come sooner than the answer to another request
 
 
 @dataclass
@@ -155,10 +152,8 @@ class ChunkStore:
         pool.deliver(places[here], want.out, here if want.at is None else want.at[here])
         absent = absent[np.argsort(chunk[absent], kind="stable")]
         numbers, rows, at = chunk[absent], row[absent], absent if want.at is None else want.at[absent]
-        heads = run_starts(numbers)
-        ends = np.append(heads[1:], len(numbers)).tolist()
-        for number, first, end in zip(numbers[heads].tolist(), heads.tolist(), ends, strict=True):
-            mine: Any = first if end - first == 1 else slice(first, end)
+        for number, own in of_each(numbers):
+            mine: Any = own.start if own.stop - own.start == 1 else own
             missing.setdefault((pool, number), []).append((want.out, at[mine], rows[mine]))
         return chunk
 
@@ -166,38 +161,34 @@ class ChunkStore:
         self, places: dict[Key, list[Target]], counts: Counts, wanted: Callable[[], bool] = lambda: True
     ) -> None:
         """Fetch chunks and put their rows in place; those that another thread is fetching are waited for."""
-        keys = set(places)
-        while keys and wanted():
+        left = set(places)
+
+        def hand_out(key: Key, values: Array) -> None:
+            """Put rows of a chunk in place, and keep the chunk."""
+            for out, at, row in places[key]:
+                out[at] = values[row]
             with self._changed:
-                while keys <= self._busy:
+                key[0].put(key[1], values)
+                self._busy.discard(key)
+                left.discard(key)
+                self._changed.notify_all()
+
+        while left and wanted():
+            with self._changed:
+                while left <= self._busy:
                     self._changed.wait()
-                here = {key for key in keys if key[0].present[key[1]]}
+                here = {key for key in left if key[0].present[key[1]]}
                 for pool, chunk in here:
                     self._deliver(pool, chunk, places[pool, chunk])
-                mine = keys - here - self._busy
+                mine = left - here - self._busy
                 self._busy |= mine
-            keys -= here
+            left -= here
             try:
-                for found in self._read(mine, counts):
-                    self._hand_out(found, places)
-                    keys -= {(pool, chunk) for pool, chunk, _ in found}
-                    if not wanted():
-                        return
+                self._read(mine, hand_out, counts, wanted)
             finally:
                 with self._changed:
-                    self._busy -= mine & keys  # others may have taken up again what was delivered
+                    self._busy -= mine & left  # others may have taken up again what was delivered
                     self._changed.notify_all()
-
-    def _hand_out(self, found: Sequence[Decoded], places: dict[Key, list[Target]]) -> None:
-        """Put rows of chunks in place, and keep the chunks."""
-        for pool, chunk, values in found:
-            for out, at, row in places[pool, chunk]:
-                out[at] = values[row]
-        with self._changed:
-            for pool, chunk, values in found:
-                pool.put(chunk, values)
-                self._busy.discard((pool, chunk))
-            self._changed.notify_all()
 
     def _deliver(self, pool: RowPool, chunk: int, places: Sequence[Target]) -> None:
         """Put rows of a chunk that is here in place."""
@@ -222,90 +213,69 @@ class ChunkStore:
 
     # -- chunks that are not in memory ---------------------------------------------------------------------------------
 
-    def _read(self, keys: Iterable[Key], counts: Counts) -> Iterator[list[Decoded]]:
-        """These chunks, some at a time: those that the disk cache has beside others of their shard."""
-        by_shard = self._by_shard(keys)
-        wanted: dict[str, dict[str, Ints]] = {}
-        cached: dict[str, dict[str, bytes]] = {}
-        for shard, pools in by_shard.items():
-            cached[shard] = self._from_disk(shard, pools)
-            counts.disk_hits += len(cached[shard])
-            for pool, chunks in pools.items():
-                if missing := [chunk for chunk in chunks if self._disk is None or not pool.on_disk[chunk]]:
-                    first = pool.first_chunk[pool.shard_of[missing[0]]]
-                    wanted.setdefault(shard, {})[pool.array] = np.array(missing) - first
-        for shard in cached.keys() - wanted.keys():
-            yield from self._decoded(shard, by_shard[shard], cached[shard], counts)
-        for shard, reads, stored in self._shards.stored_chunks(
-            wanted, self._segments.owners, max_bytes=self._ahead_bytes
-        ):
-            counts.requests += len(reads.requests)
-            counts.bytes += reads.fetched_bytes
-            yield from self._decoded(shard, by_shard[shard], stored | cached[shard], counts)
-            del stored  # so that the next shard is read into the same memory
+    def _read(
+        self, keys: Iterable[Key], hand_out: Callable[[Key, Array], None], counts: Counts, wanted: Callable[[], bool]
+    ) -> None:
+        """Hand out these chunks, as the disk cache has them, or as they are fetched beside others of their shard."""
+        shards, owner, mine = self._shards, self._segments.owner, self._by_shard(keys)
+        held = {shard: self._from_disk(shard, chunks) for shard, chunks in mine.items()}
+        reads = {}
+        for shard, chunks in mine.items():
+            absent: dict[str, list[int]] = {}
+            for (name, number), (pool, chunk) in chunks.items():
+                if self._disk is None or not pool.on_disk[chunk]:
+                    absent.setdefault(name, []).append(number)
+            gap = _REMOTE_GAP_BYTES if shards.roots.is_remote([shard]) else None
+            reads[shard] = shards.index(shard).plan_chunks({name: np.array(of) for name, of in absent.items()}, gap)
 
-    def _by_shard(self, keys: Iterable[Key]) -> dict[str, dict[RowPool, list[int]]]:
-        """The chunks of each shard and array, in order."""
-        out: dict[str, dict[RowPool, list[int]]] = {}
+        def begin(come: Fetch, shard: str) -> ShardRead:
+            chunks, stored = mine[shard], shards.index(shard).arrays
+            counts.requests += len(reads[shard].requests)
+            counts.bytes += reads[shard].fetched_bytes
+            counts.disk_hits += len(held[shard])
+
+            def put(piece: Piece, decode: Decode) -> None:
+                hand_out(chunks[piece.array, piece.chunk], decode(None))
+
+            def keep(piece: Piece, rooms: Rooms) -> None:
+                pool, chunk = chunks[piece.array, piece.chunk]
+                if self._disk is not None and not pool.on_disk[chunk]:
+                    pool.on_disk[chunk] = self._disk.put(f"{shard}/{piece.member}", rooms[0], piece.crc32c)
+
+            def metadata() -> ShardView:
+                counts.requests += shard not in shards.views
+                return shards.view(shard, owner)
+
+            arrays = {name: (pool.like, number * stored[name].rows + 1) for (name, number), (pool, _) in chunks.items()}
+            out = ShardRead(come, shard, arrays, put, metadata)
+            out.hold(held.pop(shard), keep)
+            return out
+
+        come = Fetch(shards, owner, ReadPlan(reads), begin, wanted, self._ahead_bytes)
+        (Fetch.as_they_come if shards.roots.is_remote(reads) else Fetch.ahead)(come)
+
+    def _by_shard(self, keys: Iterable[Key]) -> dict[str, dict[tuple[str, int], Key]]:
+        """The chunks of each shard by their array and number there, in order."""
+        out: dict[str, dict[tuple[str, int], Key]] = {}
         for number, chunk, pool in sorted(((int(p.shard_of[c]), c, p) for p, c in keys), key=lambda one: one[:2]):
-            out.setdefault(self._segments.shards[number], {}).setdefault(pool, []).append(chunk)
+            shard, place = self._segments.shards[number], (pool.array, chunk - int(pool.first_chunk[number]))
+            if out.setdefault(shard, {}).setdefault(place, (pool, chunk))[0] is not pool:
+                raise CorruptManifestError(
+                    f"the segments table has rows of two kinds for array {pool.array!r} of shard {shard!r}; run "
+                    "`archive verify`"
+                )
         return out
 
-    def _from_disk(self, shard: str, pools: Mapping[RowPool, Sequence[int]]) -> dict[str, bytes]:
-        """The bytes of the members that the disk cache has."""
-        out: dict[str, bytes] = {}
+    def _from_disk(self, shard: str, chunks: Mapping[tuple[str, int], Key]) -> list[Member]:
+        """The members that the disk cache has."""
+        out: list[Member] = []
         if self._disk is None:
             return out
-        for pool, chunks in pools.items():
-            array, first = self._shards.index(shard).arrays[pool.array], int(pool.first_chunk[pool.shard_of[chunks[0]]])
-            for chunk in chunks:
-                member, size, crc32c = (column[chunk - first] for column in (array.member, array.size, array.crc32c))
-                data = self._disk.get(f"{shard}/{member}", int(size), int(crc32c))
-                pool.on_disk[chunk] = data is not None
-                if data is not None:
-                    out[member] = data
+        for (name, number), (pool, chunk) in chunks.items():
+            stored = self._shards.index(shard).arrays[name]
+            member, size, crc32c = stored.member[number], int(stored.size[number]), int(stored.crc32c[number])
+            data = self._disk.get(f"{shard}/{member}", size, crc32c)
+            pool.on_disk[chunk] = data is not None
+            if data is not None:
+                out.append((Piece(0, 0, size, member, crc32c, name, number), [memoryview(data)]))
         return out
-
-    def _decoded(
-        self, shard: str, pools: Mapping[RowPool, Sequence[int]], stored: Mapping[str, Any], counts: Counts
-    ) -> Iterator[list[Decoded]]:
-        """Chunks of a shard, as many of an array at a time as come to some megabytes."""
-        for pool, chunks in pools.items():
-            rows = self._shards.index(shard).arrays[pool.array].rows
-            step = max(1, _AT_ONCE_BYTES // (rows * pool.row_bytes))
-            for start in range(0, len(chunks), step):
-                yield self._together(shard, pool, chunks[start : start + step], stored, counts)
-
-    def _together(
-        self, shard: str, pool: RowPool, chunks: Sequence[int], stored: Mapping[str, Any], counts: Counts
-    ) -> list[Decoded]:
-        """Some chunks of one array."""
-        array, first = self._shards.index(shard).arrays[pool.array], int(pool.first_chunk[pool.shard_of[chunks[0]]])
-        members = [array.member[chunk - first] for chunk in chunks]
-        found = _plain([stored[member] for member in members], pool, array.rows)
-        out: list[Decoded] = []
-        for chunk, member, values in zip(chunks, members, found, strict=True):
-            if values is None:
-                counts.requests += shard not in self._shards.views
-                values = self._shards.chunk(
-                    shard, pool.array, chunk - first, pool.like, stored[member], self._segments.owners
-                )
-            if self._disk is not None and not pool.on_disk[chunk]:
-                crc32c = int(array.crc32c[chunk - first])
-                pool.on_disk[chunk] = self._disk.put(f"{shard}/{member}", stored[member], crc32c)
-            out.append((pool, chunk, values))
-        return out
-
-
-def _plain(stored: Sequence[Buffer], pool: RowPool, rows: int) -> list[Array | None]:
-    """The rows of chunks that say themselves how they are stored; None for those that leave a doubt, or are damaged."""
-    found: list[Array | None] = [None] * len(stored)
-
-    def decode(place: int) -> None:
-        found[place] = codecs.by_itself(pool.array, pool.dtype, pool.trailing, rows, stored[place])
-
-    nbytes = len(stored) * rows * pool.row_bytes
-    smaller = sum(map(len, stored)) < _SMALLER * nbytes
-    many = smaller and nbytes >= _SIDE_BY_SIDE_BYTES
-    side_by_side([partial(decode, place) for place in range(len(stored))], cores=None if many else 1)
-    return found

@@ -71,7 +71,7 @@ class DiskCache:
             )
         self.folder, self.max_bytes = local_path(folder, "the disk cache").absolute(), max_bytes
         try:
-            self._make()
+            _make_folder(self.folder)
         except StorageError:
             raise
         except OSError as e:
@@ -79,16 +79,15 @@ class DiskCache:
                 f"the disk cache at {self.folder} cannot be made: {e}; give another folder as disk_cache"
             ) from e
 
-    def _make(self) -> None:
-        _make_folder(self.folder)
-
     def get(self, name: str, size: int, crc32c: int) -> bytes | None:
         """The chunk of this name, size and own checksum; None if it is not here. What is damaged is removed."""
         path = self._path(name, size, crc32c)
         try:
             with _reading(path) as descriptor:
-                data = _content(descriptor, size)
-                if len(data) == size and _sound(data, crc32c):
+                with os.fdopen(descriptor, "rb", closefd=False) as file:
+                    data = file.read(size + 1)  # no more than shows that there is more
+                own = int.from_bytes(data[-_CHECKSUM_BYTES:], "little")
+                if len(data) == size and own == crc32c == checksum(memoryview(data)[:-_CHECKSUM_BYTES]):
                     _mark(descriptor)
                     return data
         except (FileNotFoundError, NotADirectoryError):
@@ -109,7 +108,10 @@ class DiskCache:
             self._make_subfolder(path.parent)
             with self._locked() as count:
                 self._reserve(count, size)
-                _write_new(temporary, data)
+                # FileExistsError where there is anything of that name, a link too.
+                with os.fdopen(os.open(temporary, _CREATE, 0o600), "wb") as file:
+                    _set_mode(file.fileno())
+                    file.write(data)
                 temporary.replace(path)
         except OSError as e:
             _remove(temporary)
@@ -122,7 +124,7 @@ class DiskCache:
         try:
             _make_subfolder(folder)
         except FileNotFoundError:  # somebody has removed all of it
-            self._make()
+            _make_folder(self.folder)
             _make_subfolder(folder)
 
     def _path(self, name: str, size: int, crc32c: int) -> Path:
@@ -153,9 +155,10 @@ class DiskCache:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
         """The file that counts the bytes, for one process at a time."""
-        descriptor = _open_shared(self.folder / _COUNT)
+        descriptor = os.open(self.folder / _COUNT, _SHARE, 0o600)
         _open.add(descriptor)
         try:
+            _set_mode(descriptor)
             if fcntl is not None:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield descriptor
@@ -170,7 +173,9 @@ class DiskCache:
         """(last use, bytes, path) of each entry; temporaries that nobody finishes are removed."""
         for folder in self._folders():
             with contextlib.suppress(FileNotFoundError), os.scandir(folder) as found:
-                for entry in filter(_is_ours, found):
+                for entry in found:
+                    if not _ENTRY.fullmatch(entry.name) or entry.is_dir(follow_symlinks=False):
+                        continue  # not the cache's
                     with contextlib.suppress(FileNotFoundError):
                         status = entry.stat(follow_symlinks=False)
                         if entry.name.endswith(".tmp") and time.time() - status.st_mtime > _ABANDONED_S:
@@ -191,11 +196,6 @@ def as_disk_cache(given: Any) -> DiskCache | None:
     return given if given is None or isinstance(given, DiskCache) else DiskCache(given)
 
 
-def _is_ours(entry: os.DirEntry[str]) -> bool:
-    """True if it has a name that entries and temporaries have: what else is in the folder is not the cache's."""
-    return bool(_ENTRY.fullmatch(entry.name)) and not entry.is_dir(follow_symlinks=False)
-
-
 def _is_file(path: Path) -> bool:
     try:
         return stat.S_ISREG(path.lstat().st_mode) and not path.parent.is_symlink()
@@ -203,25 +203,11 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _content(descriptor: int, size: int) -> bytes:
-    """The content of a file, but no more than shows that it has more than `size` bytes."""
-    with os.fdopen(descriptor, "rb", closefd=False) as file:
-        return file.read(size + 1)
-
-
 def _mark(descriptor: int) -> None:
     """Say that an entry was used."""
     with contextlib.suppress(OSError):  # Windows knows no such call for descriptors, other systems may refuse it
         if time.time() - os.fstat(descriptor).st_mtime > _USED_AGAIN_S:
             os.utime(descriptor)
-
-
-def _sound(data: bytes, crc32c: int) -> bool:
-    """True if a chunk ends in its own checksum, and that is the one meant."""
-    return (
-        int.from_bytes(data[-_CHECKSUM_BYTES:], "little") == crc32c
-        and checksum(memoryview(data)[:-_CHECKSUM_BYTES]) == crc32c
-    )
 
 
 def _read_count(descriptor: int) -> int | None:
@@ -247,7 +233,7 @@ def _make_folder(folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     _make(folder)
     for status in (folder.lstat(), folder.stat()):  # of a link, and of where it leads
-        if _is_of_another(status):
+        if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
             raise AccessDeniedError(
                 f"the disk cache at {folder} belongs to another user, who could read it or put something else there; "
                 "give a folder of your own"
@@ -289,24 +275,6 @@ def _reading(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _write_new(path: Path, data: bytes | bytearray | memoryview) -> None:
-    """Make a private file; FileExistsError where there is anything of that name, a link too."""
-    with os.fdopen(os.open(path, _CREATE, 0o600), "wb") as file:
-        _set_mode(file.fileno())
-        file.write(data)
-
-
-def _open_shared(path: Path) -> int:
-    """A descriptor of a private file that several processes read and write, made where it is not there."""
-    descriptor = os.open(path, _SHARE, 0o600)
-    _set_mode(descriptor)
-    return descriptor
-
-
 def _set_mode(descriptor: int) -> None:
     if hasattr(os, "fchmod"):
         os.fchmod(descriptor, 0o600)
-
-
-def _is_of_another(status: os.stat_result) -> bool:
-    return hasattr(os, "geteuid") and status.st_uid != os.geteuid()

@@ -1,6 +1,6 @@
-"""Rows of stored arrays into memory, shard by shard. A request carries what becomes of its bytes: memory for them, and
-the members that lie in them, which the shard's `ShardRead` checks and puts into their places, whatever order and thread
-they come in. How they come is one of three strategies:
+"""Stored chunks into memory, shard by shard. The members that a shard's requests bring go to its `ShardRead`, which
+checks them and has them decoded into their places, whatever order and thread they come in. How they come is one of
+three strategies of `Fetch`:
 
 - as they come: several requests of any shards at once, where a network lies in between;
 - in place: from a folder, where most of it is stored as it lies in memory: no copy is made, and memory that nothing was
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from math import inf
@@ -20,12 +21,13 @@ from typing import NamedTuple
 import numpy as np
 
 from archive.arrays import Ints, merge_runs
-from archive.base import ByteRange, side_by_side, usable_cores
-from archive.index import METADATA, ArrayChunks, ShardReads, chunkindex
+from archive.base import ArchiveError, ByteRange, CorruptChunkError, side_by_side, usable_cores
+from archive.fields import Array
+from archive.index import METADATA, ArrayChunks, chunkindex
 from archive.read.chunks.segments import Segments
-from archive.read.chunks.shards import MAX_FILLING_BYTES, Owners, ReadPlan, Shards, checked, episode_in
-from archive.read.chunks.wants import ChunkRows, Want, chunk_rows, put, unwanted
-from archive.shard import Buffer, ShardView, checksum, codecs
+from archive.read.chunks.shards import MAX_AHEAD_BYTES, Owner, ReadPlan, Shards, checked
+from archive.read.chunks.wants import ChunkRows, Decode, Want, chunk_rows, unwanted
+from archive.shard import ShardView, checksum, codecs
 from archive.store import Filling
 
 PART_BYTES = 1024 * 1024  # are read in place in one go, and summed up while they are in the processor's cache
@@ -33,20 +35,13 @@ LEAST_BYTES = 1024 * 1024  # of a read, from which on reading in place is worth 
 SIDE_BY_SIDE_BYTES = 1024 * 1024  # of a shard: less is decoded before another thread has begun
 MANY_SHARDS = 4  # for each core: then none waits long for another at the end
 
+Piece = chunkindex.Piece
 Rooms = list[memoryview]  # for all bytes of a member, in order; the last of a chunk that has a place: its checksum
-Members = Sequence[tuple[chunkindex.Piece, Rooms]]
+Member = tuple[Piece, Rooms]
+Keep = Callable[[Piece, Rooms], None]
 Call = Callable[[], None]
-
-
-class LastChunk(NamedTuple):
-    """A chunk in which reading stopped."""
-
-    chunk: int
-    member: str
-    data: bytes
-
-
-LastChunks = dict[str, dict[str, LastChunk]]  # shard -> array -> chunk
+ArrayRows = tuple[Array, int]  # no rows, of the dtype and shape that its schema says; behind the last row wanted of it
+LastChunks = dict[str, dict[str, Member]]  # shard -> array -> the chunk in which reading stopped
 
 
 class RequestPart(NamedTuple):
@@ -56,7 +51,7 @@ class RequestPart(NamedTuple):
     key: str
     start: int
     rooms: Rooms
-    members: list[tuple[chunkindex.Piece, Rooms]]
+    members: list[Member]
     again: bool = False
 
 
@@ -70,33 +65,79 @@ def fill(shards: Shards, segments: Segments, wants: Sequence[Want], tails: LastC
     runs = {shard: _runs(arrays) for shard, arrays in wanted.items()}
     known = {shard: view for shard in wanted if (view := shards.views.get(shard)) is not None}
     kept = {} if tails is None else tails
-    held = {shard: {name: tail.chunk for name, tail in of.items()} for shard, of in kept.items()}
+    held = {shard: {name: piece.chunk for name, (piece, _) in of.items()} for shard, of in kept.items()}
     plan = shards.plan(runs, known, held)
-    strategy = _ahead
-    if shards.roots.is_remote(wanted):
-        strategy = _as_they_come
-    elif plan.fetched_bytes >= LEAST_BYTES and _mostly_raw(wanted, shards) and shards.roots.scatters(wanted):
-        strategy = _in_place
 
-    def begun(shard: str) -> ShardRead:
-        one = ShardRead(shards, segments.owners, shard, plan.shards[shard], wanted[shard], runs[shard])
-        if strategy is not _ahead:
-            one.give_places()
+    def begin(come: Fetch, shard: str) -> ShardRead:
+        arrays = {name: (of[0].like, int(runs[shard][name][1].max())) for name, of in wanted[shard].items()}
+        rows = _rows(shards, shard, wanted[shard])
+        one = ShardRead(come, shard, arrays, partial(_put, rows))
         if tails is not None:
-            one.keep_last(tails.setdefault(shard, {}))
+            last = {name: (stop - 1) // shards.index(shard).array(name).rows for name, (_, stop) in arrays.items()}
+            mine = tails.setdefault(shard, {})
+            one.hold([member for member in mine.values() if member[0].member in rows], partial(_keep_last, last, mine))
+        if strategy is not Fetch.ahead:
+            one.homes = _homes(shards, shard, wanted[shard], rows)
         if shard in known:
             one.describe(known[shard])
         return one
 
-    strategy(shards, plan, segments.owners, begun)
+    strategy = Fetch.ahead
+    if shards.roots.is_remote(wanted):
+        strategy = Fetch.as_they_come
+    elif plan.fetched_bytes >= LEAST_BYTES and _mostly_raw(wanted, shards) and shards.roots.scatters(wanted):
+        strategy = Fetch.in_place
+    strategy(Fetch(shards, segments.owner, plan, begin))
     for shard in kept.keys() - wanted.keys():
         del kept[shard]  # reading has gone on to other shards
+
+
+def _rows(shards: Shards, shard: str, wanted: Mapping[str, Sequence[Want]]) -> dict[str, list[ChunkRows]]:
+    """Member -> where its rows go."""
+    rows: dict[str, list[ChunkRows]] = {}
+    for name, of in wanted.items():
+        chunks = shards.index(shard).array(name)
+        for want in of:
+            for one in chunk_rows(want, chunks.rows):
+                rows.setdefault(chunks.member[one.number], []).append(one)
+    return rows
+
+
+def _put(rows: Mapping[str, Sequence[ChunkRows]], piece: Piece, decode: Decode) -> None:
+    """Put rows of a chunk into memory. It is decoded once, straight into its place if it can be."""
+    found = rows[piece.member]
+    if len(found) == 1:
+        found[0].put(decode)
+        return
+    values = decode(None)
+    for one in found:
+        one.put(lambda out: values)
+
+
+def _homes(
+    shards: Shards, shard: str, wanted: Mapping[str, Sequence[Want]], rows: Mapping[str, Sequence[ChunkRows]]
+) -> dict[str, Rooms]:
+    """Member -> memory for its bytes, of the chunks that can be read straight into memory of the wants."""
+    homes: dict[str, Rooms] = {}
+    for name, of in wanted.items():
+        chunks = shards.index(shard).array(name)
+        raw = _raw_bytes(of[0], chunks) if len(of) == 1 else 0
+        for member, size in zip(chunks.member, chunks.size.tolist(), strict=True) if raw else ():
+            if size == raw and member in rows and (rooms := rows[member][0].rooms(of[0].like)) is not None:
+                homes[member] = [*rooms, *unwanted(codecs.CHECKSUM_BYTES)]
+    return homes
+
+
+def _keep_last(last: Mapping[str, int], kept: dict[str, Member], piece: Piece, rooms: Rooms) -> None:
+    """Keep the chunk of an array in which reading stops."""
+    if piece.chunk == last[piece.array]:
+        kept[piece.array] = piece, [memoryview(b"".join(rooms))]
 
 
 def plan(shards: Shards, segments: Segments, wants: Sequence[Want]) -> ReadPlan:
     """The requests that fetching these rows takes, metadata included; the same whatever was read before."""
     by_shard = _by_shard(shards, segments, wants)
-    return shards.plan({shard: _runs(arrays) for shard, arrays in by_shard.items()}, {}, {})
+    return shards.plan({shard: _runs(arrays) for shard, arrays in by_shard.items()})
 
 
 def _by_shard(shards: Shards, segments: Segments, wants: Sequence[Want]) -> dict[str, dict[str, list[Want]]]:
@@ -122,56 +163,67 @@ def _runs(arrays: Mapping[str, Sequence[Want]]) -> dict[str, tuple[Ints, Ints]]:
 
 # -- strategies: how bytes come ----------------------------------------------------------------------------------------
 
-Begin = Callable[[str], "ShardRead"]
 
+@dataclass
+class Fetch:
+    """The requests of some shards, and what makes the `ShardRead` of each, which are begun as long as they are
+    `wanted`. At most `max_bytes` (and always one request) are on their way."""
 
-def _as_they_come(shards: Shards, plan: ReadPlan, owners: Owners, begin: Begin) -> None:
-    under_way: list[tuple[ShardRead, RequestPart] | None] = []
+    shards: Shards
+    owner: Owner
+    plan: ReadPlan
+    begin: Callable[[Fetch, str], ShardRead]
+    wanted: Callable[[], bool] = lambda: True
+    max_bytes: int = MAX_AHEAD_BYTES
 
-    def fillings() -> Iterator[Filling]:
-        for one in map(begin, plan.shards):
-            for part in one.parts():
-                under_way.append((one, part))
-                yield Filling(part.key, part.start, part.rooms)
+    def as_they_come(self) -> None:
+        """Use what several requests bring, in any order."""
+        under_way: list[tuple[ShardRead, RequestPart] | None] = []
 
-    def use(number: int) -> None:
-        come, under_way[number] = under_way[number], None
-        assert come is not None
-        for call in come[0].take(come[1].members):
-            call()
+        def fillings() -> Iterator[Filling]:
+            for one in (self.begin(self, shard) for shard in self.plan.shards):
+                for part in one.parts():
+                    if not self.wanted():
+                        return
+                    under_way.append((one, part))
+                    yield Filling(part.key, part.start, part.rooms)
 
-    with shards.blaming(plan.shards, owners):
-        shards.roots.fill(fillings(), use, max_bytes=MAX_FILLING_BYTES)
+        def use(number: int) -> None:
+            come, under_way[number] = under_way[number], None
+            assert come is not None
+            for call in come[0].take(come[1].members):
+                call()
 
+        with self.shards.blaming(self.plan.shards, self.owner):
+            self.shards.roots.fill(fillings(), use, max_bytes=self.max_bytes)
 
-def _in_place(shards: Shards, plan: ReadPlan, owners: Owners, begin: Begin) -> None:
-    """Read each shard by a core of its own where there are many, else by all cores together."""
-    many = len(plan.shards) >= MANY_SHARDS * usable_cores()
+    def in_place(self) -> None:
+        """Read each shard by a core of its own where there are many, else by all cores together."""
+        many = len(self.plan.shards) >= MANY_SHARDS * usable_cores()
 
-    def read(one: ShardRead, part: RequestPart) -> None:
-        with shards.blaming([one.shard], owners, one.shard):
-            shards.roots.scatter(part.key, part.start, part.rooms, again=part.again)
-        for call in one.take(part.members):
-            call()
+        def read(one: ShardRead, part: RequestPart) -> None:
+            with self.shards.blaming([one.shard], self.owner, one.shard):
+                self.shards.roots.scatter(part.key, part.start, part.rooms, again=part.again)
+            for call in one.take(part.members):
+                call()
 
-    def read_shard(shard: str) -> None:
-        one, cores = begin(shard), 1 if many else _cores(plan.shards[shard])
-        side_by_side([partial(read, one, part) for part in one.parts(PART_BYTES)], cores=cores)
+        def read_shard(shard: str) -> None:
+            one = self.begin(self, shard)
+            cores = 1 if many else one.cores
+            side_by_side([partial(read, one, part) for part in one.parts(PART_BYTES)], cores=cores)
 
-    side_by_side([partial(read_shard, shard) for shard in plan.shards], cores=None if many else 1)
+        side_by_side([partial(read_shard, shard) for shard in self.plan.shards], cores=None if many else 1)
 
-
-def _ahead(shards: Shards, plan: ReadPlan, owners: Owners, begin: Begin) -> None:
-    for shard, reads, blocks in shards.blocks(plan, owners):
-        views = [memoryview(block) for block in blocks]
-        members = [(piece, [views[piece.request][piece.start : piece.start + piece.size]]) for piece in reads.pieces]
-        side_by_side(begin(shard).take(members), cores=_cores(reads))
-        del blocks, views, members  # so that the next shard is read into the same memory
-
-
-def _cores(reads: ShardReads) -> int | None:
-    """The number of cores that share a shard; None for all."""
-    return None if reads.needed_bytes >= SIDE_BY_SIDE_BYTES else 1
+    def ahead(self) -> None:
+        """Use the shards in order, those that follow being on their way."""
+        for shard, reads, blocks in self.shards.blocks(self.plan, self.owner, self.max_bytes):
+            if not self.wanted():
+                return
+            views = [memoryview(block) for block in blocks]
+            came = [(piece, [views[piece.request][piece.start : piece.start + piece.size]]) for piece in reads.pieces]
+            one = self.begin(self, shard)
+            side_by_side(one.take(came), cores=one.cores)
+            del one, blocks, views, came  # so that the next shard is read into the same memory
 
 
 def _mostly_raw(wants: Mapping[str, Mapping[str, Sequence[Want]]], shards: Shards) -> bool:
@@ -196,77 +248,83 @@ def _raw_bytes(want: Want, chunks: ArrayChunks) -> int:
 
 # -- what becomes of the bytes of a shard ------------------------------------------------------------------------------
 
+Put = Callable[[Piece, Decode], None]
+
 
 class ShardRead:
     """The reading of one shard. Its requests are answered in any order, from several threads."""
 
     def __init__(
-        self, shards: Shards, owners: Owners, shard: str, reads: ShardReads, wants: Mapping[str, Sequence[Want]],
-        runs: chunkindex.Wanted,
-    ) -> None:  # fmt: skip
-        """wants, runs: of each array the rows that are wanted, and the runs that they make up."""
+        self,
+        come: Fetch,
+        shard: str,
+        arrays: Mapping[str, ArrayRows],
+        put: Put,
+        metadata: Callable[[], ShardView] | None = None,
+    ) -> None:
+        """put: puts rows of a chunk where they go.
+
+        metadata: gives the shard's metadata, where none is among the requests: chunks are decoded by what they say
+        themselves, and those that leave a doubt by that.
+        """
         self.shard = shard
-        self._shards, self._owners, self._reads, self._wants, self._runs = shards, owners, reads, wants, runs
-        self._rows: dict[str, list[ChunkRows]] = {}  # member -> where its rows go
-        self._homes: dict[str, Rooms] = {}  # member -> memory for its bytes, of those that are read into their place
-        self._at_hand: dict[str, Buffer] = {}  # what an earlier read had fetched
-        self._tails: dict[str, LastChunk] | None = None
-        self._last: dict[str, tuple[int, str]] = {}  # of each array the chunk in which reading stops, and its member
-        self._kept: dict[str, bytes] = {}
-        self._early: list[tuple[chunkindex.Piece, Rooms]] = []  # what came before the metadata did
-        self._left = self._expected = sum(piece.array != METADATA for piece in reads.pieces)
+        self.homes: Mapping[str, Rooms] = {}  # member -> memory for its bytes, of those that are read into their place
+        self._shards, self._owner, self._reads = come.shards, come.owner, come.plan.shards[shard]
+        self._index = come.shards.index(shard)
+        self._arrays, self._put, self._metadata = arrays, put, metadata
+        self._keep: Keep | None = None
+        self._waiting: list[Member] = []  # what came before the metadata did
+        self._bytes = self._reads.needed_bytes
         self._view: ShardView | None = None
         self._lock = threading.Lock()
-        for name, of in wants.items():
-            chunks = shards.index(shard).array(name)
-            for one in (one for want in of for one in chunk_rows(want, chunks.rows)):
-                self._rows.setdefault(chunks.member[one.number], []).append(one)
 
-    def give_places(self) -> None:
-        """Have the chunks that can be read straight into memory of the wants go there."""
-        for name, of in self._wants.items():
-            chunks = self._shards.index(self.shard).array(name)
-            raw = _raw_bytes(of[0], chunks) if len(of) == 1 else 0
-            for member, size in zip(chunks.member, chunks.size.tolist(), strict=True) if raw else ():
-                if size == raw and member in self._rows:
-                    rooms = self._rows[member][0].rooms(of[0].like)
-                    if rooms is not None:
-                        self._homes[member] = [*rooms, *unwanted(codecs.CHECKSUM_BYTES)]
+    def hold(self, members: Sequence[Member], keep: Keep) -> None:
+        """Take chunks that are at hand. keep: called with each chunk whose rows are where they go, and its bytes."""
+        self._waiting += members
+        self._bytes += sum(piece.size for piece, _ in members)
+        self._keep = keep
 
-    def keep_last(self, tails: dict[str, LastChunk]) -> None:
-        """Take chunks that are at hand; those in which this read stops take their place."""
-        self._tails = tails
-        self._at_hand = {tail.member: tail.data for tail in tails.values()}
-        for name, (_, stops) in self._runs.items():
-            chunks = self._shards.index(self.shard).array(name)
-            number = (int(stops.max()) - 1) // chunks.rows
-            self._last[name] = number, chunks.member[number]
-        keep = {member for _, member in self._last.values()}
-        self._kept = {tail.member: tail.data for tail in tails.values() if tail.member in keep}
+    @property
+    def cores(self) -> int | None:
+        """The number of cores that share the shard; None for all."""
+        return None if self._bytes >= SIDE_BY_SIDE_BYTES else 1
 
     def describe(self, view: ShardView) -> None:
-        """Take the shard's metadata; CorruptChunkError if it is not of the rows that are wanted."""
-        for name, edges in self._runs.items():
-            ranges = list(zip(*(edge.tolist() for edge in edges), strict=True))
-            self._shards.check(view, self.shard, name, self._wants[name][0].like, ranges, self._owners)
+        """Take the shard's metadata; CorruptChunkError if it says otherwise of an array than its schema and the chunk
+        table."""
+        for name, (like, stop) in self._arrays.items():
+            rows = self._index.array(name).rows
+            try:
+                view.check_rows(name, [(0, stop)])
+                found = view.describe(name)
+                if found.dtype != like.dtype or found.shape[1:] != like.shape[1:] or found.chunk_rows != rows:
+                    raise CorruptChunkError(
+                        f"it holds {found.dtype}{list(found.shape[1:])} in chunks of {found.chunk_rows} rows, where "
+                        f"its schema and the chunk table say {like.dtype}{list(like.shape[1:])} in chunks of {rows}"
+                    )
+            except ArchiveError as e:
+                raise self._undecodable(e, name) from e
         self._view = view
+
+    def _undecodable(self, error: ArchiveError, name: str) -> CorruptChunkError:
+        return CorruptChunkError(
+            f"array {name!r} of shard {self._shards.roots.full_url(self.shard)}, where {self._owner(self.shard)} "
+            f"lies, cannot be decoded: {error}; the bytes are damaged, run `archive verify`"
+        )
 
     def parts(self, most_bytes: float = inf) -> list[RequestPart]:
         """The requests with memory for their bytes, the metadata's first; those with more bytes in several parts."""
-        members: list[list[chunkindex.Piece]] = [[] for _ in self._reads.requests]
+        side_by_side(self.take(), cores=self.cores)  # what is at hand
+        members: list[list[Piece]] = [[] for _ in self._reads.requests]
         for piece in self._reads.pieces:
             members[piece.request].append(piece)
         out: list[RequestPart] = []
         for request, own in zip(self._reads.requests, members, strict=True):
             apart = all(a.start + a.size <= b.start for a, b in pairwise(own))
             out += self._apart(request, own, most_bytes) if apart else [_shared(request, own)]
-        if not out:
-            self._finish()
         return sorted(out, key=lambda part: all(piece.array != METADATA for piece, _ in part.members))
 
-    def _apart(
-        self, request: ByteRange, pieces: Sequence[chunkindex.Piece], most_bytes: float
-    ) -> Iterator[RequestPart]:
+    def _apart(self, request: ByteRange, pieces: Sequence[Piece], most_bytes: float) -> Iterator[RequestPart]:
         at = request.start
         part = RequestPart(request.key, at, [], [])
         for piece in pieces:
@@ -274,61 +332,58 @@ class ShardRead:
                 yield part
                 part = RequestPart(request.key, at, [], [], again=True)
             begins = request.start + piece.start
-            rooms = self._homes.get(piece.member) or [memoryview(bytearray(piece.size))]
+            rooms = self.homes.get(piece.member) or [memoryview(bytearray(piece.size))]
             part.rooms.extend([*unwanted(begins - at), *(room for room in rooms if len(room))])
             part.members.append((piece, rooms))
             at = begins + piece.size
         yield part
 
-    def take(self, members: Members) -> list[Call]:
-        """Calls that put members that have come into their places, in any order or at once; without the metadata there
-        are none yet."""
+    def take(self, members: Sequence[Member] = ()) -> list[Call]:
+        """Calls that put members that have come where their rows go, in any order or at once; none yet where the
+        metadata has not come."""
         for piece, rooms in members:
             if piece.array == METADATA:
-                self.describe(self._shards.add_view(self.shard, bytes(self._checked(piece, rooms))))
+                zarr_json = checked(self.shard, piece, rooms[-1], self._owner)
+                self.describe(self._shards.add_view(self.shard, bytes(zarr_json)))
         with self._lock:
-            self._early += [one for one in members if one[0].array != METADATA]
-            if self._view is None:
+            self._waiting += [one for one in members if one[0].array != METADATA]
+            if self._view is None and self._metadata is None:
                 return []
-            ready, self._early = self._early, []
-        return [partial(self._put, *one) for one in ready] if self._expected else [self._finish]
+            ready, self._waiting = self._waiting, []
+        return [partial(self._use, *one) for one in ready]
 
-    def _checked(self, piece: chunkindex.Piece, rooms: Rooms) -> Buffer:
-        return checked(self.shard, piece, rooms[-1], partial(episode_in, self._owners, self.shard))
+    def _use(self, piece: Piece, rooms: Rooms) -> None:
+        """Put a chunk where its rows go, if it is not there already."""
+        checked(self.shard, piece, rooms[-1], self._owner)
+        in_place = len(rooms) > 1 and self._view is not None and self._view.is_raw(piece.array)
+        if not (in_place and checksum(*rooms[:-1]) == piece.crc32c):
+            rooms = [memoryview(b"".join(rooms))] if len(rooms) > 1 else rooms
+            self._put(piece, partial(self._decoded, piece, rooms[0]))
+        if self._keep is not None:
+            self._keep(piece, rooms)
 
-    def _put(self, piece: chunkindex.Piece, rooms: Rooms) -> None:
-        data, view = self._checked(piece, rooms), self._view
-        assert view is not None
-        if any(piece.member == member for _, member in self._last.values()):
-            self._kept[piece.member] = b"".join(rooms)
-        home = rooms is self._homes.get(piece.member)
-        if not (home and view.is_raw(piece.array) and checksum(*rooms[:-1]) == piece.crc32c):
-            self._decode(piece.array, piece.member, b"".join(rooms) if home else data)
-        with self._lock:
-            self._left -= 1
-            last = not self._left
-        if last:
-            self._finish()
-
-    def _decode(self, array: str, member: str, data: Buffer) -> None:
-        """Put the rows of a chunk into their places."""
+    def _decoded(self, piece: Piece, data: memoryview, out: Array | None) -> Array:
+        """The rows of a chunk, by the metadata unless it needs none."""
+        if self._view is None:
+            like, rows = self._arrays[piece.array][0], self._index.arrays[piece.array].rows
+            found = codecs.by_itself(piece.array, like.dtype, like.shape[1:], rows, data)
+            if found is not None:
+                return found
+            self._look_up()
         assert self._view is not None
-        put(self._rows[member], partial(self._shards.decoded, self._view, self.shard, self._owners, array, data))
+        try:
+            return self._view.chunk(piece.array, piece.chunk, data, out)
+        except ArchiveError as e:
+            raise self._undecodable(e, piece.array) from e
 
-    def _finish(self) -> None:
-        """Decode what was at hand."""
-        for name in self._wants if self._at_hand else ():
-            for member in self._shards.index(self.shard).array(name).member:
-                if member in self._at_hand and member in self._rows:
-                    self._decode(name, member, self._at_hand[member])
-        self._at_hand.clear()
-        self._rows.clear()
-        self._homes.clear()
-        if self._tails is not None:
-            self._tails.update({name: LastChunk(*last, self._kept[last[1]]) for name, last in self._last.items()})
+    def _look_up(self) -> None:
+        """Take the metadata that was not among the requests, once."""
+        with self._lock:
+            if self._view is None and self._metadata is not None:
+                self.describe(self._metadata())
 
 
-def _shared(request: ByteRange, pieces: Sequence[chunkindex.Piece]) -> RequestPart:
+def _shared(request: ByteRange, pieces: Sequence[Piece]) -> RequestPart:
     """A request whose members share bytes, so that none can have its own to itself."""
     room = memoryview(bytearray(request.size))
     members = [(piece, [room[piece.start : piece.start + piece.size]]) for piece in pieces]

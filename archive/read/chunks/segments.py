@@ -6,12 +6,13 @@ give the same field of the same step the last one counts; one that is dropped ta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from archive import tables
 from archive.arrays import Ints, arrow, group_of, numbers, spans
 from archive.base import cached_property, unescape_path
 from archive.fields import Path, ShardSchema, schema
@@ -19,7 +20,6 @@ from archive.fields.axes import Extent
 from archive.index import Snapshot
 from archive.log import StoredFile
 from archive.steps import Steps
-from archive.tables import CHUNK_FILE, overlaps
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,7 +35,7 @@ class LateFields:
     def __init__(self, table: pa.Table, segments: pa.Table) -> None:
         """table: the rows of the late table; segments: STRETCH of the segments table."""
         self.table = table
-        self.where = _found(table, overlaps(table, segments)) if table.num_rows else {}
+        self.where = _found(table, tables.overlaps(table, segments)) if table.num_rows else {}
 
 
 def _found(table: pa.Table, every: Steps) -> dict[Path, Steps]:
@@ -62,12 +62,12 @@ class Cover:
     """
 
     def __init__(self, segment: Ints, lo: Ints, hi: Ints, other: Ints, step: Ints) -> None:
+        self.steps = Steps(segment, lo, hi)
         self._span = int(hi.max(initial=0)) + 2  # so that a step beyond all has a place
         self._begin = segment * self._span + lo
         self._end = segment * self._span + hi
         self._other = other
         self._shift = step - lo
-        self.edges = np.unique(np.append(self._begin, self._end))
 
     def find(self, segment: Ints, step: Ints) -> tuple[Ints, Ints]:
         """The segment that has the field of these steps, -1 where none has; and which step of it each is."""
@@ -75,14 +75,6 @@ class Cover:
         place = group_of(self._begin, key)
         inside = (place >= 0) & (key < self._end[place])
         return np.where(inside, self._other[place], -1), np.where(inside, step + self._shift[place], 0)
-
-    def borders(self, segment: Ints, lo: Ints, hi: Ints) -> tuple[Ints, Ints]:
-        """The steps within [lo[i], hi[i]) of segment[i] before which the field begins or ends: (i, step) of each."""
-        low, high = (segment * self._span + np.minimum(step, self._span - 1) for step in (lo, hi))
-        first = group_of(self.edges, low) + 1
-        counts = np.maximum(group_of(self.edges, high - 1) + 1 - first, 0)
-        number = np.repeat(np.arange(len(segment)), counts)
-        return number, self.edges[spans(first, counts)] - segment[number] * self._span
 
 
 class Segments:
@@ -97,8 +89,8 @@ class Segments:
         self.rows = rows  # sorted, each once
         self._extents: dict[str, Extent] = {}
         table = snapshot.take(rows, _PLACE)
-        self.shards, self.shard = _coded(table["shard"])
-        texts, self.schema = _coded(table["schema"])
+        self.shards, self.shard = tables.coded(table["shard"])
+        texts, self.schema = tables.coded(table["schema"])
         self.schemas: list[ShardSchema] = [_parsed(text) for text in texts]
         self.start = numbers(table["start"], 0).astype(np.int64, copy=False)
         self.length = numbers(table["length"]).astype(np.int64, copy=False)
@@ -121,11 +113,9 @@ class Segments:
                 other = np.searchsorted(used, of["late"])
                 self._origin[other] = place
                 self.late[path] = Cover(place, of.lo, of.hi, own + other, of["step"])
-        self._append(_taken(added.table, self._late_rows, _PLACE))
-
-    def _append(self, table: pa.Table) -> None:
-        shards, shard = _coded(table["shard"])
-        texts, code = _coded(table["schema"])
+        table = _taken(added.table, self._late_rows, _PLACE)
+        shards, shard = tables.coded(table["shard"])
+        texts, code = tables.coded(table["schema"])
         self.shard = np.append(self.shard, shard + len(self.shards))
         self.schema = np.append(self.schema, code + len(self.schemas))
         self.shards = self.shards + shards
@@ -141,33 +131,17 @@ class Segments:
     def extent(self, name: str) -> Extent:
         """First row and number of rows of a field in each segment, for fields that are not one row a step."""
         if name not in self._extents:
-            self._extents[name] = self._found_extent(name)
+            segment, names, field, start, rows = self._entries
+            out = Extent(np.zeros(len(self.start), np.int64), np.zeros(len(self.start), np.int64))
+            mine = np.flatnonzero(field == names.index(name)) if name in names else _NONE
+            out.start[segment[mine]], out.rows[segment[mine]] = start[mine], rows[mine]
+            self._extents[name] = out
         return self._extents[name]
 
-    def _found_extent(self, name: str) -> Extent:
-        segment, field, names, start, rows = self._entries
-        out = Extent(np.zeros(len(self.start), np.int64), np.zeros(len(self.start), np.int64))
-        if name in names:
-            mine = np.flatnonzero(field == names[name])
-            out.start[segment[mine]] = start[mine]
-            out.rows[segment[mine]] = rows[mine]
-        return out
-
     @cached_property
-    def _entries(self) -> tuple[Ints, Ints, dict[str, int], Ints, Ints]:
-        """The extents of all segments and fields: segment, number of the field's name, these numbers,
-        first row, rows."""
-        import pyarrow.compute as pc
-
-        listed = self._snapshot.take(self.rows, ["extents"])["extents"].combine_chunks()
-        none = np.zeros(0, np.int64)
-        if not len(listed) or listed.null_count == len(listed):
-            return none, none, {}, none, none
-        entries = listed.flatten()
-        fields = entries.field("field").dictionary_encode()
-        names = {name: number for number, name in enumerate(fields.dictionary.to_pylist())}
-        start, rows = (numbers(entries.field(name)).astype(np.int64) for name in ("start", "rows"))
-        return numbers(pc.list_parent_indices(listed)), numbers(fields.indices), names, start, rows
+    def _entries(self) -> tuple[Ints, list[str], Ints, Ints, Ints]:
+        """The extents of all segments and fields, as of `tables.extents_of`."""
+        return tables.extents_of(self._snapshot.take(self.rows, ["extents"])["extents"])
 
     def episode_id(self, number: int) -> str:
         """The episode that a segment is of; of a further one, an episode with steps that it gives fields of."""
@@ -175,12 +149,13 @@ class Segments:
             number = int(self._origin[number - len(self.rows)])
         return str(self._snapshot.take([int(self.rows[number])], ["episode_id"])["episode_id"][0].as_py())
 
-    def last_in(self, shard: int) -> int:
-        """The last segment here that lies in the shard of this number."""
-        return int(self._last_in[shard])
+    def owner(self, shard: str) -> str:
+        """The name that errors give to what lies in a shard: the last episode here that does."""
+        return f"episode {self.episode_id(int(self._last_in[self.shards.index(shard)]))!r}"
 
     @cached_property
     def _last_in(self) -> Ints:
+        """The last segment here that lies in each shard."""
         out = np.zeros(len(self.shards), np.int64)
         held = np.flatnonzero(self.shard >= 0)
         out[self.shard[held]] = held
@@ -189,34 +164,12 @@ class Segments:
     def chunk_tables(self, shards: list[int]) -> list[StoredFile]:
         """The files that say where the chunks of these shards lie, each once."""
         last, own = self._last_in[shards], len(self.rows)
-        tables = [self._snapshot.take(self.rows[last[last < own]], CHUNK_FILE)]
+        some = [self._snapshot.take(self.rows[last[last < own]], tables.CHUNK_FILE)]
         if self.late:
-            tables.append(_taken(self._late_table, self._late_rows[last[last >= own] - own], CHUNK_FILE))
-        rows = (zip(*(table[name].to_pylist() for name in CHUNK_FILE), strict=True) for table in tables)
+            some.append(_taken(self._late_table, self._late_rows[last[last >= own] - own], tables.CHUNK_FILE))
+        rows = (zip(*(table[name].to_pylist() for name in tables.CHUNK_FILE), strict=True) for table in some)
         found = (StoredFile(path or "", size or 0, crc or 0) for of in rows for path, size, crc in of)
         return list({ref.path: ref for ref in found}.values())
-
-    @cached_property
-    def owners(self) -> Mapping[str, str]:
-        """Shard -> an episode that lies in it, looked up when asked for: for errors."""
-        return _Owners(self)
-
-
-class _Owners(Mapping[str, str]):
-    def __init__(self, segments: Segments) -> None:
-        self._segments = segments
-        self._found: dict[str, str] = {}
-
-    def __getitem__(self, shard: str) -> str:
-        if shard not in self._found:
-            self._found[shard] = self._segments.episode_id(self._segments.last_in(self._segments.shards.index(shard)))
-        return self._found[shard]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._segments.shards)
-
-    def __len__(self) -> int:
-        return len(self._segments.shards)
 
 
 def _of_rows(given: Ints, rows: Ints) -> tuple[Ints, Ints]:
@@ -228,20 +181,3 @@ def _of_rows(given: Ints, rows: Ints) -> tuple[Ints, Ints]:
 def _taken(table: pa.Table, rows: Ints, names: Sequence[str]) -> pa.Table:
 
     return table.select(list(names)).take(arrow(rows))
-
-
-def _coded(column: pa.ChunkedArray) -> tuple[list[str], Ints]:
-    """The distinct values of a column of text, and each row's place among them; -1 for none."""
-    import pyarrow as pa
-
-    joined = column.combine_chunks()
-    joined = joined.chunk(0) if isinstance(joined, pa.ChunkedArray) else joined
-    if not pa.types.is_dictionary(joined.type):
-        joined = joined.dictionary_encode()
-    if len(joined) == 1:  # by far the most frequent case of many small reads
-        value = joined[0].as_py()
-        return ([] if value is None else [value]), np.full(1, -1 if value is None else 0)
-    codes = numbers(joined.indices, -1).astype(np.int64)
-    used, place = np.unique(codes, return_inverse=True)
-    missing = int(len(used) > 0 and used[0] < 0)
-    return joined.dictionary.take(arrow(used[missing:])).to_pylist(), place - missing

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 
 from archive import tables
-from archive.arrays import Ints
-from archive.base import ArchiveError, CorruptChunkError, CorruptManifestError, StorageError
-from archive.fields import Array
+from archive.base import CorruptChunkError, CorruptManifestError, StorageError
 from archive.index import METADATA, ShardIndex, ShardReads, Snapshot, chunkindex
 from archive.log import StoredFile, tablefiles
 from archive.read.chunks.segments import Segments
 from archive.shard import ShardView, inflate
 from archive.store import Buffer, Roots, join_key, split_key
 
-MAX_AHEAD_BYTES = 64 * 1024 * 1024  # on their way at once, in order
-MAX_FILLING_BYTES = 128 * 1024 * 1024  # in any order: 16 of the largest requests, where each waits 20 ms
-REMOTE_GAP_BYTES = 256 * 1024  # between chunks of a batch: these bytes come sooner than the answer to another request
+MAX_AHEAD_BYTES = 128 * 1024 * 1024  # on their way at once: 16 of the largest requests, where each waits 20 ms
 MAX_VIEWS = 1024  # shards whose metadata is kept
-Owners = Mapping[str, str]  # shard -> an episode that lies in it, for errors
-Owner = Callable[[], str]  # names what lies in a shard
+Owner = Callable[[str], str]  # shard -> what lies in it, for errors
 
 
 @dataclass(frozen=True)
@@ -45,7 +39,6 @@ class Shards:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.url = snapshot.storage.url
-        self._full_url = snapshot.storage.full_url
         self.roots = Roots(snapshot.storage, snapshot.commit.base_urls)
         self._files: set[str] = set()
         self.indexes: dict[str, ShardIndex] = {}
@@ -68,48 +61,41 @@ class Shards:
             self.indexes.update(found)
             self._files.add(path)
 
-    def shard_bytes(self, shard: str) -> int:
-        """Bytes of all members of a shard whose index is loaded."""
-        return sum(int(chunks.size.sum()) for chunks in self.indexes[shard].arrays.values())
+    def sizes(self, segments: Segments) -> dict[str, int]:
+        """The bytes of all members of each shard in which some of these lie."""
+        self.load_indexes(segments, list(range(len(segments.shards))))
+        found = {shard: self.index(shard).arrays.values() for shard in segments.shards}
+        return {shard: sum(int(chunks.size.sum()) for chunks in arrays) for shard, arrays in found.items()}
 
     def plan(
         self,
         wanted: Mapping[str, chunkindex.Wanted],
-        known: Mapping[str, ShardView],
-        held: Mapping[str, dict[str, int]],
+        known: Container[str] = (),
+        held: Mapping[str, Mapping[str, int]] | None = None,
     ) -> ReadPlan:
-        """The byte ranges of rows of arrays, and of the metadata of shards that is not known;
-        chunks held are left out."""
-        return ReadPlan({
-            shard: self.index(shard).plan(arrays, metadata=shard not in known, held=held.get(shard))
-            for shard, arrays in wanted.items()
-        })  # fmt: skip
-
-    def fetched(
-        self, plan: ReadPlan, owners: Owners, max_bytes: int = MAX_AHEAD_BYTES
-    ) -> Iterator[tuple[str, ShardReads, dict[str, bytes | memoryview]]]:
-        """The chunks of each shard, in order, as they are stored; each was compared with the chunk table.
-
-        At most `max_bytes` (and always one request) are fetched ahead.
-        """
-        for shard, reads, blocks in self.blocks(plan, owners, max_bytes):
-            yield shard, reads, members_of(shard, reads, blocks, partial(episode_in, owners, shard))
-            del blocks  # so that the next shard is read into the same memory
+        """The byte ranges of rows of arrays, and of the metadata of shards that is not known. Chunks held are left out:
+        shard -> array -> the number of one."""
+        reads = {}
+        for shard, arrays in wanted.items():
+            at_hand = None if held is None else held.get(shard)
+            reads[shard] = self.index(shard).plan(arrays, metadata=shard not in known, held=at_hand)
+        return ReadPlan(reads)
 
     def blocks(
-        self, plan: ReadPlan, owners: Owners, max_bytes: int = MAX_AHEAD_BYTES
+        self, plan: ReadPlan, owner: Owner, max_bytes: int = MAX_AHEAD_BYTES
     ) -> Iterator[tuple[str, ShardReads, list[Buffer]]]:
-        """The bytes of the requests of each shard, in order, fetched ahead."""
+        """The bytes of the requests of each shard, in order; at most `max_bytes` (and always one request) are fetched
+        ahead."""
         requests = [r for reads in plan.shards.values() for r in reads.requests]
         blocks = self.roots.iter_ranges(requests, max_bytes=max_bytes)
         for shard, reads in plan.shards.items():
-            with self.blaming(plan.shards, owners, shard):
+            with self.blaming(plan.shards, owner, shard):
                 found = [next(blocks) for _ in reads.requests]
             yield shard, reads, found
             del found
 
     @contextmanager
-    def blaming(self, names: Iterable[str], owners: Owners, shard: str | None = None) -> Iterator[None]:
+    def blaming(self, names: Iterable[str], owner: Owner, shard: str | None = None) -> Iterator[None]:
         """Have an error of the store say which of these shards cannot be read, and which episode lies there. It may be
         of any that is read ahead, so it is looked for by name; `shard`: the one meant if it names none."""
         try:
@@ -119,19 +105,9 @@ class Shards:
             if culprit is None:
                 raise
             raise type(e)(
-                f"shard {culprit} of the archive at {self.url}, where episode {owners[culprit]!r} "
+                f"shard {culprit} of the archive at {self.url}, where {owner(culprit)} "
                 f"lies, cannot be read: {e}; run `archive verify`"
             ) from e
-
-    def stored_chunks(
-        self, wanted: Mapping[str, Mapping[str, Ints]], owners: Owners, *, max_bytes: int = MAX_AHEAD_BYTES
-    ) -> Iterator[tuple[str, ShardReads, dict[str, bytes | memoryview]]]:
-        """These chunks of arrays of shards, by their numbers, without metadata; the shards' indexes must be loaded."""
-        reads = {
-            shard: self.index(shard).plan_chunks(chunks, REMOTE_GAP_BYTES if self.roots.is_remote([shard]) else None)
-            for shard, chunks in wanted.items()
-        }
-        yield from self.fetched(ReadPlan(reads), owners, max_bytes)
 
     def add_view(self, shard: str, metadata: bytes) -> ShardView:
         """Keep the metadata of a shard."""
@@ -140,61 +116,19 @@ class Shards:
             self.views.pop(old, None)
         return view
 
-    def decoded(
-        self, view: ShardView, shard: str, owners: Owners, array: str, data: bytes | memoryview, number: int,
-        out: Array | None = None,
-    ) -> Array:  # fmt: skip
-        """The rows of a chunk of an array that was checked, as `ShardView.chunk` gives them."""
-        try:
-            return view.chunk(array, number, data, out)
-        except ArchiveError as e:
-            raise self._undecodable(e, shard, array, owners) from e
-
-    def check(
-        self, view: ShardView, shard: str, array: str, like: Array, ranges: Sequence[tuple[int, int]], owners: Owners
-    ) -> None:
-        """CorruptChunkError if a shard's metadata says otherwise of an array than its schema and the chunk table."""
-        try:
-            view.check_rows(array, ranges)
-            self._check_alike(view, shard, array, like)
-        except ArchiveError as e:
-            raise self._undecodable(e, shard, array, owners) from e
-
-    def chunk(
-        self, shard: str, array: str, number: int, like: Array, data: bytes | memoryview, owners: Owners
-    ) -> Array:
-        """The rows of one chunk, by the shard's metadata, which is fetched if it is not at hand."""
-        view = self.views.get(shard) or self._fetched_view(shard, owners)
-        first = number * self.index(shard).array(array).rows
-        self.check(view, shard, array, like, [(first, first + 1)], owners)
-        return self.decoded(view, shard, owners, array, data, number)
-
-    def _fetched_view(self, shard: str, owners: Owners) -> ShardView:
-        ((_, _, chunks),) = self.fetched(ReadPlan({shard: self.index(shard).plan({})}), owners)
-        return self.add_view(shard, bytes(chunks["zarr.json"]))
-
-    def _check_alike(self, view: ShardView, shard: str, array: str, like: Array) -> None:
-        found, rows = view.describe(array), self.index(shard).array(array).rows
-        if found.dtype != like.dtype or found.shape[1:] != like.shape[1:] or found.chunk_rows != rows:
-            raise CorruptChunkError(
-                f"it holds {found.dtype}{list(found.shape[1:])} in chunks of {found.chunk_rows} rows, where its schema "
-                f"and the chunk table say {like.dtype}{list(like.shape[1:])} in chunks of {rows}"
-            )
-
-    def _undecodable(self, error: ArchiveError, shard: str, array: str, owners: Owners) -> CorruptChunkError:
-        return CorruptChunkError(
-            f"array {array!r} of shard {self._full_url(shard)}, where episode {owners[shard]!r} "
-            f"lies, cannot be decoded: {error}; the bytes are damaged, run `archive verify`"
-        )
-
-
-def episode_in(owners: Owners, shard: str) -> str:
-    """The name that errors give to what lies in a shard."""
-    return f"episode {owners[shard]!r}"
+    def view(self, shard: str, owner: Owner) -> ShardView:
+        """The metadata of a shard, fetched by this thread where it is not at hand."""
+        if (found := self.views.get(shard)) is not None:
+            return found
+        reads = self.index(shard).plan({})
+        base, key = split_key(reads.requests[0].key)
+        with self.blaming([shard], owner, shard):
+            data = self.roots.storage(base).get(key, reads.requests[0].start, reads.requests[0].stop)
+        return self.add_view(shard, bytes(members_of(shard, reads, [data], owner)["zarr.json"]))
 
 
 def members_of(shard: str, reads: ShardReads, blocks: Sequence[Buffer], owner: Owner) -> dict[str, bytes | memoryview]:
-    """Member -> its bytes. `owner` names what lies there, for the error."""
+    """Member -> its bytes. `owner` names what lies there, for errors."""
     views = [memoryview(b) for b in blocks]
     out: dict[str, bytes | memoryview] = {}
     for piece in reads.pieces:
@@ -207,7 +141,7 @@ def checked(shard: str, piece: chunkindex.Piece, data: memoryview, owner: Owner)
     """The bytes of a member, if they are those that the chunk table means, else CorruptChunkError."""
     if chunkindex.stored_checksum(data, piece) != piece.crc32c:
         raise CorruptChunkError(
-            f"{shard} is damaged: {piece.member!r} (array {piece.array!r}, chunk {piece.chunk}), where {owner()} "
+            f"{shard} is damaged: {piece.member!r} (array {piece.array!r}, chunk {piece.chunk}), where {owner(shard)} "
             "lies, does not match its checksum; run `archive verify`"
         )
     return _plain(data) if piece.array == METADATA else data

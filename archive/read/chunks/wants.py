@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, Pieces, spans
+from archive.arrays import Ints, Pieces, run_starts, spans
 from archive.fields import Array
 
-Decode = Callable[[int, Array | None], Array]  # a chunk's number, memory for all of its rows -> its rows
+Decode = Callable[[Array | None], Array]  # memory for all rows of a chunk -> its rows
 MANY = 8  # runs of rows of one chunk, from which on short ones are copied together
 SHORT_BYTES = 4096
 
@@ -37,7 +37,7 @@ class Want(NamedTuple):
             order: Any = slice(None)
         else:
             order = np.argsort(shard, kind="stable")
-        for number, own in _of_each(shard[order]):
+        for number, own in of_each(shard[order]):
             start, stop, at = (column[order][own] for column in (self.start, self.stop, self.at))
             yield number, self._replace(shard=shard[order][own], start=start, stop=stop, at=at)
 
@@ -80,11 +80,11 @@ class ChunkRows(NamedTuple):
         target = self._target(0)
         direct = len(self.lo) == 1 and self.counts[0] == self.rows and target.flags.c_contiguous
         direct = direct and target.dtype != object
-        values = decode(self.number, target if direct else None)
+        values = decode(target if direct else None)
         if direct and values is target:
             return
         if len(self.lo) >= MANY and self.counts.sum() * values[0:1].nbytes < SHORT_BYTES * len(self.lo):
-            for array, own in _of_each(self.piece):
+            for array, own in of_each(self.piece):
                 to, lo, count = self.to[own], self.lo[own], self.counts[own]
                 self.arrays[array][spans(to, count)] = values[spans(lo, count)]
             return
@@ -123,16 +123,6 @@ def unwanted(nbytes: int) -> list[memoryview]:
     return [memoryview(bytearray(nbytes))] if nbytes else []
 
 
-def put(found: Sequence[ChunkRows], decode: Decode) -> None:
-    """Put rows of one chunk, of a want each, into memory. It is decoded once, straight into its place if it can be."""
-    if len(found) == 1:
-        found[0].put(decode)
-        return
-    values = decode(found[0].number, None)
-    for one in found:
-        one.put(lambda number, out: values)
-
-
 def chunk_rows(want: Want, rows: int) -> Iterator[ChunkRows]:
     """The rows of an array of a shard and where they go, chunk by chunk, each of so many rows."""
     start, stop, at, piece = _joined(want)
@@ -149,7 +139,7 @@ def chunk_rows(want: Want, rows: int) -> Iterator[ChunkRows]:
     lo = np.maximum(start[run], chunk * rows)
     count = np.minimum(stop[run], (chunk + 1) * rows) - lo
     to = at[run] + lo - start[run] - want.into.first[piece[run]]
-    for number, own in _of_each(chunk):
+    for number, own in of_each(chunk):
         yield ChunkRows(arrays, piece[run[own]], lo[own] - number * rows, count[own], to[own], rows, number)
 
 
@@ -166,9 +156,8 @@ def _joined(want: Want) -> tuple[Ints, Ints, Ints, Ints]:
     return start[heads], stop[tails], at[heads], piece[heads]
 
 
-def _of_each(numbers: Ints) -> Iterator[tuple[int, Any]]:
+def of_each(numbers: Ints) -> Iterator[tuple[int, Any]]:
     """The distinct numbers and where each stands, of numbers of which equal ones stand together."""
-    heads = np.flatnonzero(np.append(True, numbers[1:] != numbers[:-1]))
-    ends = np.append(heads[1:], len(numbers))
-    for a, b in zip(heads.tolist(), ends.tolist(), strict=True):
+    heads = run_starts(numbers)
+    for a, b in zip(heads.tolist(), [*heads[1:].tolist(), len(numbers)], strict=True):
         yield int(numbers[a]), slice(a, b)
