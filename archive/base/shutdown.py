@@ -6,6 +6,7 @@ under way, a part for the last one; the rest is for sending it. What is not ther
 
 from __future__ import annotations
 
+import math
 import time
 
 from archive.base.errors import UsageError
@@ -21,7 +22,7 @@ class Shutdown:
 
     def __init__(self) -> None:
         self.within_s = WITHIN_S
-        self.began: float | None = None
+        self.began = -math.inf  # by the monotonic clock; nobody said that it ends
 
     def begin(self) -> None:
         """The process was told to end; the first time counts."""
@@ -31,16 +32,11 @@ class Shutdown:
     @property
     def announced(self) -> bool:
         """True once the process was told to end. One that is still there long after was not meant to."""
-        return self.began is not None and time.monotonic() < self.began + FORGOTTEN_AFTER * self.within_s
-
-    def until(self, part: float) -> float | None:
-        """Up to when (by the monotonic clock) that part of the time lasts; None if nobody said that it ends."""
-        return self.began + part * self.within_s if self.began is not None and self.announced else None
+        return time.monotonic() < self.began + FORGOTTEN_AFTER * self.within_s
 
     def passed(self, part: float, grace_s: float = 0.0) -> bool:
-        """True once that part of the time is over, and `grace_s` more."""
-        until = self.until(part)
-        return until is not None and time.monotonic() >= until + grace_s
+        """True once that part of the time is over, and `grace_s` more; not where nobody said that it ends."""
+        return self.announced and time.monotonic() >= self.began + part * self.within_s + grace_s
 
 
 process = Shutdown()
@@ -54,7 +50,7 @@ def set_within(seconds: float) -> None:
 
 
 def _forget() -> None:
-    process.began = None
+    process.began = -math.inf
 
 
 in_child(_forget)
