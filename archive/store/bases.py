@@ -35,7 +35,7 @@ def join_key(archive_id: str | None, key: str) -> str:
 
 
 class Roots:
-    """ObjectReader from an archive's own root and from its bases."""
+    """Reads from an archive's own root and from its bases."""
 
     def __init__(self, own: Storage, bases: Mapping[str, str]) -> None:
         """bases: archive id -> URL of the archives whose shards are referred to."""

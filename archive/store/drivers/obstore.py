@@ -23,11 +23,6 @@ _PIECE_BYTES = 64 * 1024  # are handed over as they come; larger ones would be n
 _used_by: list[int] = []  # the process whose threads obstore has
 
 
-def of_another_process() -> bool:
-    """True if the process that this one was forked from had used obstore, so that it can't be used here."""
-    return bool(_used_by) and _used_by[0] != os.getpid()
-
-
 class ObstoreDriver(StreamingDriver):
     """Objects of a bucket. Not for forked children; the store itself checks the condition of `create`."""
 
@@ -110,7 +105,7 @@ class ObstoreDriver(StreamingDriver):
 
     def _ask(self, full_path: str, call: Callable[[Any, str], T], timeout_s: float) -> T:
         """Run a blocking call of obstore in a thread, so that Ctrl-C is heard and the wait is bounded."""
-        if of_another_process():
+        if _used_by and _used_by[0] != os.getpid():
             raise StorageError(
                 "obstore cannot be used in a process that was forked after its first use (its threads are gone and it "
                 "would wait for ever): start processes with 'spawn', or read through s3fs"

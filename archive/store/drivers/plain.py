@@ -98,8 +98,17 @@ class FsspecDriver(Driver):
         return self._call_async(getattr(self._fs, f"_{method}")(*args, **kwargs), timeout_s)
 
     def _call_async(self, coroutine: Any, timeout_s: float) -> Any:
-        """Run a coroutine on the filesystem's own loop, from any other thread, within `timeout_s`."""
-        return _wait(self._fs.loop, coroutine, timeout_s)
+        """Run a coroutine on the filesystem's own loop, from any other thread; it is cancelled after `timeout_s`."""
+        try:
+            blocked = asyncio.get_running_loop() is self._fs.loop
+        except RuntimeError:
+            blocked = False
+        if blocked:
+            coroutine.close()
+            raise StorageError(
+                "called from fsspec's own event loop, which would wait for itself: call from another thread"
+            )
+        return answer_of(asyncio.run_coroutine_threadsafe(coroutine, self._fs.loop), timeout_s)
 
 
 class BucketDriver(FsspecDriver):
@@ -289,18 +298,6 @@ def _modified(entry: Mapping[str, Any]) -> datetime | None:
     if not isinstance(when, datetime):
         return None
     return when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)
-
-
-def _wait(loop: Any, coroutine: Any, timeout_s: float) -> Any:
-    """The result of a coroutine that runs on the filesystem's own loop; cancelled after `timeout_s`."""
-    try:
-        blocked = asyncio.get_running_loop() is loop
-    except RuntimeError:
-        blocked = False
-    if blocked:
-        coroutine.close()
-        raise StorageError("called from fsspec's own event loop, which would wait for itself: call from another thread")
-    return answer_of(asyncio.run_coroutine_threadsafe(coroutine, loop), timeout_s)
 
 
 def _is_async(fs: Any) -> bool:
