@@ -17,8 +17,8 @@ import pytest
 from tests.support.places import ROOT
 
 FIGURES = {
-    "modules": 367,
-    "lines of the engine": 41_842,
+    "modules": 366,
+    "lines of the engine": 41_830,
     "modules that serve one sibling": 36,
     "modules named ...ing": 39,
     "records and protocols of the engine": 188,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from archive.testing.building import steps as steps
     from archive.testing.contract import StoreContract as StoreContract
     from archive.testing.roots import EmptyRoot as EmptyRoot
-    from archive.testing.traces import Trace as Trace
+    from archive.testing.tracing import Trace as Trace
     from archive.testing.tracing import trace as trace
     from archive.testing.whole import assert_whole as assert_whole
 
@@ -40,7 +40,7 @@ __all__ = [
 _LAZY = {  # name -> the module that has it
     "EmptyRoot": "roots",
     "StoreContract": "contract",
-    "Trace": "traces",
+    "Trace": "tracing",
     "assert_whole": "whole",
     "crashed_job": "building",
     "small_archive": "building",

@@ -21,7 +21,7 @@ from archive.base import UsageError
 from archive.store import around
 from archive.store.drivers import Buffer, DelegatingDriver, Driver
 from archive.testing.roots import is_within, url_of
-from archive.testing.traces import check_verb
+from archive.testing.tracing import check_verb
 
 KINDS = {  # what may be done to an operation
     "fail": "the store refuses for good: StorageError",
