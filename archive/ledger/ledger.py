@@ -45,7 +45,7 @@ _ROLLOUT = ("ledger", "key", "round", "sibling")
 
 
 class Ledger(LedgerQueries):
-    """What becomes of prompts: `w.ledger("prompts")`. What is said is committed with the writer's episodes.
+    """The ledger of a writer: `w.ledger("prompts")`. What is said is committed with the writer's episodes.
 
     Each verb takes a key or a list of keys (strings or integers), and is all or nothing. A key that was trained on or
     dropped may be drawn again: that is its next round.

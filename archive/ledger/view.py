@@ -133,11 +133,11 @@ class LedgerQueries(ABC):
         return [key for key in names if key not in drawn or drawn[key][0] + 1 < rounds]
 
     def to_reissue(self, granularity: Granularity = "sibling", *, all_ranks: bool = False) -> list[Any]:
-        """What earlier sessions drew and did not seal, in the order in which it was drawn: this rank's part of it.
+        """Rollouts that earlier sessions drew and did not seal, in the order in which they were drawn: this rank's part.
 
         granularity: "sibling": a `Rollout(key, sibling)` for each that is missing: sealed siblings are used again.
         "group": the keys of which one is missing, for those who do whole groups again: `drop` and `draw` them.
-        What this session has drawn, started or sealed itself is not among it.
+        What this session has drawn, started or sealed itself is not among them.
         """
         if granularity not in ("sibling", "group"):
             raise UsageError(f"granularity={granularity!r}: give 'sibling' or 'group'")
@@ -200,7 +200,7 @@ class LedgerQueries(ABC):
 
 
 class TrainedBatch(NamedTuple):
-    """What was trained on at one step, by all ranks: when the first of them said so, the keys, and the ids of their
+    """A batch that all ranks trained on at one step: when the first of them said so, the keys, and the ids of their
     episodes by sibling."""
 
     step: int
@@ -210,7 +210,7 @@ class TrainedBatch(NamedTuple):
 
 
 class LedgerView(LedgerQueries):
-    """What had become of prompts by then, on all ranks. `to_reissue()` is what a session that goes on from there would
+    """The standing of prompts by then, on all ranks. `to_reissue()` is what a session that goes on from there would
     do again. Reads tables once, when first looked at."""
 
     def __init__(

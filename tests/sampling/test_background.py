@@ -71,6 +71,32 @@ def test_a_failure_ahead_surfaces_at_the_next_batch_and_costs_none(
     sampler.close()
 
 
+def test_a_failure_of_filling_surfaces_once_and_can_be_tried_again(arc: archive.Archive, tmp_path: Path) -> None:
+    with Sampler(arc, ["t"], fill=True, batch_size=2) as sampler:
+        assert sampler.fill(60)
+    with Sampler(archive.open(tmp_path / "a"), ["t"], batch_size=2) as again:
+        hide(tmp_path, True)
+        with pytest.raises(MissingObjectError, match="archive verify"):
+            again.fill(60)
+        hide(tmp_path, False)
+        again.sample()
+        assert again.fill(60)
+        assert again.ready == 1.0
+
+
+def test_a_batch_that_failed_is_the_next_one(arc: archive.Archive, tmp_path: Path) -> None:
+    options: Any = {"batch_size": 10, "strategy": "without_replacement", "cache_bytes": 0}
+    wanted = drawn(Sampler(arc, ["t"], generator=seeded(), **options), 9)
+    broken = Sampler(archive.open(tmp_path / "a"), ["t"], generator=seeded(), **options)
+    found = drawn(broken, 3)
+    hide(tmp_path, True)
+    for _ in range(2):
+        with pytest.raises(MissingObjectError):
+            broken.sample()
+    hide(tmp_path, False)
+    assert found + drawn(broken, 6) == wanted
+
+
 def test_a_failure_while_drawing_ahead_costs_no_batch(
     arc: archive.Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import archive
-from archive.base.errors import ClosedError, ColumnError, FieldError, MissingObjectError, UsageError
+from archive.base.errors import ClosedError, ColumnError, FieldError, UsageError
 from tests.support.gathering import check, made
 
 torch = pytest.importorskip("torch", reason="the sampler needs torch")
@@ -268,36 +268,6 @@ def test_filling_stops_where_memory_ends_unless_there_is_a_disk(
         before = disk.io_stats.total.requests
         drawn(disk, 20)
         assert disk.io_stats.total.requests == before
-
-
-def test_a_failure_behind_surfaces_once_and_can_be_tried_again(tmp_path: Path) -> None:
-    made(tmp_path / "a", [30, 30, 30])
-    sampler = Sampler(archive.open(tmp_path / "a"), ["t"], fill=True, batch_size=2)
-    assert sampler.fill(60)
-    again = Sampler(archive.open(tmp_path / "a"), ["t"], batch_size=2)
-    (tmp_path / "a" / "shards").rename(tmp_path / "a" / "gone")
-    with pytest.raises(MissingObjectError, match="archive verify"):
-        again.fill(60)
-    (tmp_path / "a" / "gone").rename(tmp_path / "a" / "shards")
-    again.sample()
-    assert again.fill(60)
-    assert again.ready == 1.0
-    for one in (sampler, again):
-        one.close()
-
-
-def test_a_batch_that_failed_is_the_next_one(tmp_path: Path) -> None:
-    made(tmp_path / "a", [30, 30, 30])
-    options: Any = {"batch_size": 10, "strategy": "without_replacement", "cache_bytes": 0}
-    plain, broken = (Sampler(archive.open(tmp_path / "a"), ["t"], generator=seeded(), **options) for _ in range(2))
-    wanted = drawn(plain, 9)
-    found = drawn(broken, 3)
-    (tmp_path / "a" / "shards").rename(tmp_path / "a" / "gone")
-    for _ in range(2):
-        with pytest.raises(MissingObjectError):
-            broken.sample()
-    (tmp_path / "a" / "gone").rename(tmp_path / "a" / "shards")
-    assert found + drawn(broken, 6) == wanted
 
 
 def test_close_does_not_wait_for_the_rest(arc: archive.Archive) -> None:
