@@ -23,7 +23,7 @@ FIGURES = {
     "modules named ...ing": 39,
     "records and protocols of the engine": 188,
     "class names with two meanings": 0,
-    "docstrings that begin with a relative word": 55,
+    "docstrings that begin with a relative word": 51,
     "files with searchsorted": 5,
     "places that append to the log": 0,
 }

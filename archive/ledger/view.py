@@ -133,8 +133,7 @@ class LedgerQueries(ABC):
         return [key for key in names if key not in drawn or drawn[key][0] + 1 < rounds]
 
     def to_reissue(self, granularity: Granularity = "sibling", *, all_ranks: bool = False) -> list[Any]:
-        """Rollouts that earlier sessions drew and did not seal, in the order in which they were drawn: the part of this
-        rank.
+        """Rollouts that earlier sessions drew and did not seal, in the order of their drawing: this rank's part.
 
         granularity: "sibling": a `Rollout(key, sibling)` for each that is missing: sealed siblings are used again.
         "group": the keys of which one is missing, for those who do whole groups again: `drop` and `draw` them.
