@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from archive.base import MissingObjectError, NotFoundError, UsageError, one_line
 from archive.fields import Schema
-from archive.index import EpisodeIndex, Snapshot
+from archive.index import EpisodeIndex, Later, Snapshot
 from archive.log import (
     DEFAULT_RUN,
     About,
@@ -57,7 +57,7 @@ class Archive:
     ) -> None:
         self.storage = storage
         self.pinned = pinned
-        self.index = EpisodeIndex(Snapshot(storage, head, read_only=pinned))
+        self.index = EpisodeIndex(Snapshot(storage, head, Later(storage, head, read_only=pinned)))
         self._about = about
         self._raw = raw
         self._single_writer = single_writer

@@ -66,12 +66,10 @@ class Snapshot:
     """The segments table as one commit sees it, or its newest files, loaded by column; immutable, so what was read is
     kept. `later`: what was said of its episodes since; `files`: those whose rows it has, oldest first."""
 
-    def __init__(
-        self, storage: Storage, commit: Commit, later: Later | None = None, *, read_only: bool = False
-    ) -> None:  # fmt: skip
+    def __init__(self, storage: Storage, commit: Commit, later: Later | None = None) -> None:
         self.storage = storage
         self.commit = commit
-        self.later = Later(storage, commit, read_only=read_only) if later is None else later
+        self.later = Later(storage, commit) if later is None else later
         self.files = commit.files("segments")
         self._bytes: dict[str, bytes] = {}  # path of a file -> what it holds
         self._columns: dict[str, pa.ChunkedArray] = {}

@@ -123,9 +123,13 @@ class Attempt:
     """
 
     def __init__(
-        self, storage: Storage, held: Mapping[str, pa.Table] | None = None, *, crowded: bool = False,
+        self,
+        storage: Storage,
+        held: Mapping[str, pa.Table] | None = None,
+        *,
+        crowded: bool = False,
         is_dry: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.storage = storage
         self.is_dry = is_dry
         self.number = 0
