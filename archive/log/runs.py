@@ -80,7 +80,8 @@ class KnownRuns(Mapping[str, RunEntry]):
             return ()
         path, files = _last.get(self._storage, ("", ()))
         if path != self.index.path:
-            files = _indexed(self._storage, self.index)
+            rows = tablefiles.load(self._storage, "runfiles", [self.index]).to_pylist()
+            files = tuple((row.pop("first"), FileRef(**row)) for row in rows)
             _last[self._storage] = self.index.path, files
         return files
 
@@ -94,9 +95,14 @@ class KnownRuns(Mapping[str, RunEntry]):
         for run, text in sorted((old | new).items()):
             by_file.setdefault(self._place(run), []).append((run, text))
         pieces = [piece for rows in by_file.values() for piece in _pieces(rows)]
-        written = at_once(lambda rows: (rows[0][0], self._write(rows, session)), pieces, _AT_ONCE)
+
+        def written(rows: Sequence[tuple[str, str]]) -> tuple[str, FileRef]:
+            names, texts = zip(*rows, strict=True)
+            table = tables.from_columns("runs", {"run": names, "entry": texts})
+            return names[0], tablefiles.write(self._storage, session, "runs", table)
+
         kept = [one for at, one in enumerate(self.files) if at not in touched]
-        files = tuple(sorted([*kept, *written], key=lambda one: one[0]))
+        files = tuple(sorted([*kept, *at_once(written, pieces, _AT_ONCE)], key=lambda one: one[0]))
         columns = {name: [getattr(ref, name) for _, ref in files] for name in ("path", "rows", "bytes", "crc32c")}
         table = tables.from_columns("runfiles", {"first": [first for first, _ in files], **columns})
         index = tablefiles.write(self._storage, session, "runfiles", table)
@@ -125,18 +131,6 @@ class KnownRuns(Mapping[str, RunEntry]):
                 f"{_REMEDY}"
             )
         return dict(zip(names, table["entry"].to_pylist(), strict=True))
-
-    def _write(self, rows: Sequence[tuple[str, str]], session: str) -> FileRef:
-        runs, texts = zip(*rows, strict=True)
-        return tablefiles.write(
-            self._storage, session, "runs", tables.from_columns("runs", {"run": runs, "entry": texts})
-        )
-
-
-def _indexed(storage: Storage, index: FileRef) -> _Files:
-    """The files of an index."""
-    rows = tablefiles.load(storage, "runfiles", [index]).to_pylist()
-    return tuple((row.pop("first"), FileRef(**row)) for row in rows)
 
 
 def _entry(run: str, text: str, storage: Storage) -> RunEntry:

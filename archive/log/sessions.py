@@ -88,8 +88,11 @@ class Place:
 
 def place(rank: int | None, world_size: int | None, run: str, session: str | None) -> Place:
     """Fill in what is not given: from torch.distributed, else RANK and WORLD_SIZE, else a world of one."""
-    rank = _rank() if rank is None else rank
-    world_size = _world_size(rank) if world_size is None else world_size
+    group = process_group() if rank is None or world_size is None else None
+    if rank is None:
+        rank = int(group.get_rank() if group else os.environ.get("RANK", "0"))
+    if world_size is None:
+        world_size = int(group.get_world_size() if group else os.environ.get("WORLD_SIZE", rank + 1 if rank else 1))
     if not 0 <= rank < world_size:
         raise UsageError(f"rank {rank} is not one of a world of {world_size}; ranks count from 0")
     if world_size > MOST_RANKS:
@@ -103,18 +106,6 @@ def place(rank: int | None, world_size: int | None, run: str, session: str | Non
             "no letter, digit, '-' or '_'; give a shorter one"
         )
     return Place(rank, world_size, run, session or _session(world_size, run))
-
-
-def _rank() -> int:
-    group = process_group()
-    return int(group.get_rank()) if group else int(os.environ.get("RANK", "0"))
-
-
-def _world_size(rank: int) -> int:
-    group = process_group()
-    if group:
-        return int(group.get_world_size())
-    return int(os.environ.get("WORLD_SIZE", str(rank + 1 if rank else 1)))
 
 
 def _session(world_size: int, run: str) -> str:

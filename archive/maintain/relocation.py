@@ -45,7 +45,7 @@ def cut(row: Mapping[str, Any], lo: int, hi: int) -> dict[str, Any]:
     """A row of the segments or late table cut to its steps [lo, hi)."""
     out = dict(row) | {name: row[name] + lo for name in ("position", "start", "episode_start") if name in row}
     if row.get("weights") is not None:
-        out["weights"] = tables.cut_weights(row["weights"], lo, hi)
+        out["weights"] = tables.weights_of(row, lo, hi)
     return out | {"length": hi - lo}
 
 

@@ -97,7 +97,7 @@ class Chosen:
         spans, uuids, counts = self.step_spans(), [], []
         rows = self.reader.snapshot.take(spans.rows, tables.WEIGHTS).to_pylist()
         for row, lo, hi in zip(rows, spans.lo.tolist(), spans.hi.tolist(), strict=True):
-            for run in tables.cut_weights(tables.weights_of(row), lo, hi):
+            for run in tables.weights_of(row, lo, hi):
                 uuids += [run["model_weights_uuid"]] * run["steps"]
                 counts += [run["update_count"]] * run["steps"]
         columns = {"model_weights_uuid": pa.array(uuids, pa.string()), "update_count": pa.array(counts, pa.int64())}

@@ -39,7 +39,11 @@ def load() -> None:
 def dumps(table: pa.Table) -> bytes:
     """Parquet bytes of a table; repeated strings as dictionaries, the rest delta-coded or plain, zstd. What would be so
     small that a reader took it for a bomb is stored plainly."""
-    how = {"compression": "zstd", "compression_level": 1, "column_encoding": _encodings_of(table)}
+    import pyarrow as pa
+
+    delta = {pa.int64(): "DELTA_BINARY_PACKED", pa.int32(): "DELTA_BINARY_PACKED", pa.string(): "DELTA_BYTE_ARRAY"}
+    encodings = {f.name: delta[f.type] for f in table.schema if f.type in delta}
+    how = {"compression": "zstd", "compression_level": 1, "column_encoding": encodings}
     data = _parquet(table, "model_weights_uuids.list.element", **how)
     return data if 2 * _most_bytes(table) <= _limit(data) else _parquet(table, compression="none")
 
@@ -66,13 +70,6 @@ def _parquet(table: pa.Table, *listed: str, **how: Any) -> bytes:
         **how,
     )  # fmt: skip
     return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
-
-
-def _encodings_of(table: pa.Table) -> dict[str, str]:
-    import pyarrow as pa
-
-    delta = {pa.int64(): "DELTA_BINARY_PACKED", pa.int32(): "DELTA_BINARY_PACKED", pa.string(): "DELTA_BYTE_ARRAY"}
-    return {f.name: delta[f.type] for f in table.schema if f.type in delta}
 
 
 def loads(

@@ -51,19 +51,16 @@ def from_columns(kind: str, columns: Mapping[str, Sequence[Any] | Any]) -> pa.Ta
     return pa.table(arrays, schema=schema(kind))
 
 
-def weights_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The weights of a segment, of which `row` has WEIGHTS, as runs of steps; None for what it does not tell apart."""
-    if row["weights"] is not None:
-        found: list[dict[str, Any]] = row["weights"]
-        return found
-    uuids, count = row["model_weights_uuids"] or [None], row["update_count_min"]
-    uuid = uuids[0] if len(uuids) == 1 else None
-    update = count if count == row["update_count_max"] else None
-    return [{"steps": row["length"], "model_weights_uuid": uuid, "update_count": update}]
-
-
-def cut_weights(runs: Sequence[Mapping[str, Any]], lo: int, hi: int) -> list[dict[str, Any]]:
-    """The weights of steps [lo, hi), from those of all steps of a segment."""
+def weights_of(row: Mapping[str, Any], lo: int, hi: int) -> list[dict[str, Any]]:
+    """The weights of steps [lo, hi) of a segment, of which `row` has WEIGHTS, as runs of steps; None for what it does
+    not tell apart."""
+    if row["weights"] is None:
+        uuids, count = row["model_weights_uuids"] or [None], row["update_count_min"]
+        uuid = uuids[0] if len(uuids) == 1 else None
+        update = count if count == row["update_count_max"] else None
+        runs = [{"steps": row["length"], "model_weights_uuid": uuid, "update_count": update}]
+    else:
+        runs = row["weights"]
     out, at = [], 0
     for run in runs:
         steps = min(hi, at + run["steps"]) - max(lo, at)

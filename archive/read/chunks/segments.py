@@ -18,7 +18,7 @@ from archive.base import cached_property, unescape_path
 from archive.fields import Path, ShardSchema, schema
 from archive.fields.axes import Extent
 from archive.index import Snapshot
-from archive.log import StoredFile
+from archive.log import StoredFile, tablefiles
 from archive.steps import Steps
 
 if TYPE_CHECKING:
@@ -164,12 +164,11 @@ class Segments:
     def chunk_tables(self, shards: list[int]) -> list[StoredFile]:
         """The files that say where the chunks of these shards lie, each once."""
         last, own = self._last_in[shards], len(self.rows)
-        some = [self._snapshot.take(self.rows[last[last < own]], tables.CHUNK_FILE)]
+        names = tables.CHUNK_FILE
+        found = tablefiles.chunk_files(self._snapshot.take(self.rows[last[last < own]], names))
         if self.late:
-            some.append(_taken(self._late_table, self._late_rows[last[last >= own] - own], tables.CHUNK_FILE))
-        rows = (zip(*(table[name].to_pylist() for name in tables.CHUNK_FILE), strict=True) for table in some)
-        found = (StoredFile(path or "", size or 0, crc or 0) for of in rows for path, size, crc in of)
-        return list({ref.path: ref for ref in found}.values())
+            found |= tablefiles.chunk_files(_taken(self._late_table, self._late_rows[last[last >= own] - own], names))
+        return list(found.values())
 
 
 def _of_rows(given: Ints, rows: Ints) -> tuple[Ints, Ints]:

@@ -58,7 +58,7 @@ def _parts(ep: Episode) -> list[dict[str, Any]]:
     out: list[dict[str, Any]] = []
     at = 0
     for row, lo, hi in zip(rows, spans.lo.tolist(), spans.hi.tolist(), strict=True):
-        for run in tables.cut_weights(tables.weights_of(row), lo, hi) if row["weights"] else [None]:
+        for run in tables.weights_of(row, lo, hi) if row["weights"] else [None]:
             told = {name: row[name] for name in _OF_STEPS} | _as_part(run)
             start, at = at, at + (hi - lo if run is None else run["steps"])
             if out and all(out[-1][name] == told[name] for name in _OF_STEPS):
