@@ -35,7 +35,6 @@ from archive.write import (
     ShardObjects,
     Work,
     imports,
-    looked_at,
 )
 
 
@@ -60,11 +59,12 @@ class Writer(Buffer):
         imports.start(partial(git_revision, str(Path.cwd())))
         self._pid = os.getpid()
         self._closed = False
+        # when it was decided on; what takes nothing of its run over was when the archive was opened
+        seen = log.began if resume is None or resume.forked_from is not None else resume.seen
+        origin, forked_from = (None, None) if resume is None else (resume.origin, resume.forked_from)
         open_session(
-            log, place, looked_at(log, resume), None if keep is None else keep.rule,
-            None if resume is None else resume.origin, None if resume is None else resume.forked_from,
-            journal=journal_s is not None, check=partial(check_newest, storage, place.run),
-            take_over=take_over,
+            log, place, seen, None if keep is None else keep.rule, origin, forked_from, journal=journal_s is not None,
+            check=partial(check_newest, storage, place.run), take_over=take_over,
         )  # fmt: skip
         on_commit(log.head)
         came_from = None if resume is None else resume.checkpoint

@@ -154,7 +154,7 @@ def open_session(
 
     def may_open(head: Commit) -> None:
         _check_run(head, who, forked_from)
-        check_seen(head, who, seen)
+        _check_seen(head, who, seen)
 
     head = log.catch_up()
     may_open(head)
@@ -196,7 +196,7 @@ def _say(
     log.commit(f"{who.session}/{what}/{who.run}", change)
 
 
-def check_seen(head: Commit, who: Place, seen: int) -> None:
+def _check_seen(head: Commit, who: Place, seen: int) -> None:
     """Refuse to end a session that was not there yet when it was decided to open this one."""
     entry = head.runs.get(who.run)
     if entry is None or entry.session == who.session:

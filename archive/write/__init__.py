@@ -20,7 +20,6 @@ from archive.write.live import (
     column_path,
     digest,
     live_steps,
-    looked_at,
     ordered,
 )
 from archive.write.pipeline import Pipeline
@@ -68,7 +67,6 @@ __all__ = [
     "kept",
     "live",
     "live_steps",
-    "looked_at",
     "ordered",
     "owned",
     "rows_alone",

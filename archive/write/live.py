@@ -24,7 +24,7 @@ from archive.arrays import Ints
 from archive.base import ColumnError, Count, UsageError, cached_property, check_text, escape, jsontree
 from archive.fields import dtypes, nests
 from archive.fields.state import trees
-from archive.log import CommitLog, ForkedFrom, Origin
+from archive.log import ForkedFrom, Origin
 from archive.steps import Steps
 from archive.write.changes import kept
 from archive.write.episodes import EpisodeRecord, EpisodeRecords
@@ -401,9 +401,3 @@ class Resume:
     forked_from: ForkedFrom | None = None  # where a new run begins there
     saved_by: int | None = None  # how many ranks saved it
     holders: Callable[[], Mapping[str, int]] = field(default=dict, compare=False)  # episode -> rank that has it live
-
-
-def looked_at(log: CommitLog, resume: Resume | None) -> int:
-    """The number of the newest commit that was known when it was decided to open a session: when its plan was made or
-    its checkpoint was looked up; for one that takes nothing of its run over, when the archive was opened."""
-    return log.began if resume is None or resume.forked_from is not None else resume.seen
