@@ -18,7 +18,7 @@ from tests.support.places import ROOT
 
 FIGURES = {
     "modules": 366,
-    "lines of the engine": 41_830,
+    "lines of the engine": 41_800,
     "modules that serve one sibling": 36,
     "modules named ...ing": 39,
     "records and protocols of the engine": 188,

@@ -242,17 +242,18 @@ class Branches:
     @classmethod
     def of(cls, table: pa.Table) -> Branches:
         """From the rows of the branches table."""
-        origins: dict[str, Origin] = {}
         runs: dict[str, str] = {}
+        parents: dict[str, tuple[str, str, int]] = {}
+        sequences: dict[str, dict[int, int]] = {}
+        trained: dict[str, dict[int, int]] = {}
         for row in table.to_pylist():
             name = row["session"]
-            found = origins.get(name) or Origin(row["parent"], row["parent_run"], row["resumed_from"], {})
-            found = found._replace(sequences={**found.sequences, row["rank"]: row["sequence"]})
-            if row.get("trained") is not None:
-                found = found._replace(trained={**(found.trained or {}), row["rank"]: row["trained"]})
-            origins[name] = found
             runs[name] = row["run"]
-        return cls(origins, runs)
+            parents.setdefault(name, (row["parent"], row["parent_run"], row["resumed_from"]))
+            sequences.setdefault(name, {})[row["rank"]] = row["sequence"]
+            if row.get("trained") is not None:
+                trained.setdefault(name, {})[row["rank"]] = row["trained"]
+        return cls({name: Origin(*of, sequences[name], trained.get(name)) for name, of in parents.items()}, runs)
 
     def __bool__(self) -> bool:
         return bool(self.origins)
@@ -329,10 +330,9 @@ class Branches:
         before: the place of each row's predecessor among the rows; -1 for none.
         """
         out: list[Ints] = []
-        trees = {first: [s for s, f in self._first.items() if f == first] for first in set(self._first.values())}
-        for tree in trees.values():
+        for tree, line in self._lines():
             inside = rows.written_by(tree)
-            for session in tree:
+            for session in line:
                 mine = np.flatnonzero(rows.written_by([session]) & (before >= 0))
                 mine = mine[inside[before[mine]] & (rows.sequence[before[mine]] >= 0)]
                 out.append(mine[~rows.seen(self.sight(session), before[mine])])
