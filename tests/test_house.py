@@ -17,9 +17,9 @@ import pytest
 from tests.support.places import ROOT
 
 FIGURES = {
-    "modules": 366,
-    "lines of the engine": 41_800,
-    "modules that serve one sibling": 36,
+    "modules": 365,
+    "lines of the engine": 41_785,
+    "modules that serve one sibling": 35,
     "modules named ...ing": 39,
     "records and protocols of the engine": 188,
     "class names with two meanings": 0,

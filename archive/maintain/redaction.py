@@ -1,4 +1,5 @@
-"""Redaction: a forgetting after which nothing that is retained holds anything of some episodes.
+"""Redaction: a forgetting after which nothing that is retained holds anything of some episodes, and what stands in its
+way: tables, staged objects and journals that would still lead to something of them.
 
 Shards that hold their steps beside those of others are written anew without them. All is put before the one commit that
 names it: killed before that, nothing has changed, and what was put is what a crash leaves behind.
@@ -7,32 +8,41 @@ names it: killed before that, nothing has changed, and what was put is what a cr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from archive import tables
 from archive.arrays import Ints, numbers
-from archive.base import ConflictError, at_once, escape, layout
-from archive.index import Snapshot
-from archive.log import FileRef, new_session, tablefiles
+from archive.base import ConflictError, CorruptStateError, at_once, escape, jsontree, layout, one_line
+from archive.index import Branches, Snapshot, checkpoint_places
+from archive.log import Commit, FileRef, commits, new_session, read_of, tablefiles
 from archive.maintain import relocation
 from archive.maintain.draft import Draft
-from archive.maintain.obstacles import journals_naming, obstacles
+from archive.maintain.objects import Watermarks, read_pins
 from archive.maintain.plans import Redacted
-from archive.maintain.relocation import WHERE, Place
-from archive.maintain.survivors import Decision
+from archive.maintain.relocation import WHERE, Location
+from archive.maintain.survivors import RUNNING, Decision, rows_held
+from archive.maintain.tags import Tag, Tags
 from archive.read.chunks import Segments, Shards
+from archive.saved import UNCONSUMED, Part, TickObject
 from archive.steps import Steps
 from archive.store import Storage, split_key
-from archive.tables import STRETCH, among, distinct, overlaps
+from archive.tables import LISTED, STRETCH, TABLES, among, distinct, mention, objects_of, overlaps
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_AT_ONCE = 16  # shards that are looked into
+MAX_NAMED = 10  # checkpoints that a sentence names
+_AT_ONCE = 32  # objects of journals in memory
+_SHARDS_AT_ONCE = 16  # that are looked into
+_RESAVE = "save another checkpoint, with other columns if it borrows these, and let go of those named by keep="
+_REMOVE = f"remove the episodes from the buffer, {_RESAVE}"
+_COPY = "copy the other episodes to another archive by resharding.filter(..., copy=True), and delete this one"
+_END = "save a checkpoint without them, or open another writer of their run, which ends that session"
 _COMPANION = "%places"  # of an array: the one with as many rows, where that is not one a step
 
 
@@ -43,7 +53,7 @@ class Redaction:
         self._storage = storage
         self._layout = layout
         self._ids = frozenset(ids)
-        self._written: tuple[list[Any], list[Place], FileRef] | None = None  # where steps were read, and where they are
+        self._written: tuple[list[Any], list[Location], FileRef] | None = None  # where steps were, and are
         self._found: tuple[Snapshot, tuple[_Stored, _Stored]] | None = None
 
     def applied(self, decision: Decision, *, is_dry: bool) -> Decision:
@@ -76,7 +86,7 @@ class Redaction:
         segments, late = self._stored(decision)
         shards = segments.shards | late.shards
         size = sum(made.gone.get(key, 0) for key in shards) if made is not None else 0
-        found = obstacles(self._storage, decision, made, self._ids, shards)
+        found = _obstacles(self._storage, decision, made, self._ids, shards)
         return Redacted(len(self._ids), len(shards), int(segments.pieces.length.sum()), size, tuple(found))
 
     def _stored(self, decision: Decision) -> tuple[_Stored, _Stored]:
@@ -109,7 +119,7 @@ class _Stored:
         rows = self.table.select(WHERE).take(self.pieces.stream).to_pylist()
         return list(zip(rows, self.pieces.lo.tolist(), self.pieces.hi.tolist(), strict=True))
 
-    def moved(self, places: Iterator[Place]) -> pa.Table:
+    def moved(self, places: Iterator[Location]) -> pa.Table:
         """The table with the pieces at the next of these places instead of the rows that they are of."""
         spans = zip(*(getattr(self.pieces, name).tolist() for name in ("stream", "lo", "hi")), strict=True)
         rows = self.table.take(self.pieces.stream).to_pylist()
@@ -124,7 +134,7 @@ def _segments(decision: Decision) -> _Stored:
     table = decision.snapshot.columns(tables.schema("segments").names)
     shard = table["shard"].cast(pa.string()).combine_chunks()
     gone = {*distinct(table["shard"].take(pa.array(decision.gone)))}
-    gone |= _leavings(decision) | journals_naming(decision)
+    gone |= _leavings(decision) | _journals_naming(decision)
     rows = np.flatnonzero(among(shard, {key for key in gone if split_key(key)[0] is None}) & decision.rows)
     pieces = Steps(rows, np.zeros_like(rows), numbers(table["length"])[rows])
     return _Stored("segments", table, decision.snapshot, frozenset(gone), rows, pieces)
@@ -192,5 +202,180 @@ def _with_more(snapshot: Snapshot, rows: Ints) -> set[str]:
         named = {path: extents.get((shard, path.removesuffix(_COMPANION)), steps[shard]) for path in view.paths}
         return any(view.describe(path).shape[0] > rows for path, rows in named.items())
 
-    more = at_once(has_more, segments.shards, _AT_ONCE)
+    more = at_once(has_more, segments.shards, _SHARDS_AT_ONCE)
     return {shard for shard, found in zip(segments.shards, more, strict=True) if found}
+
+
+# -- what stands in its way -------------------------------------------------------------------------------------------
+
+
+def _obstacles(
+    storage: Storage, decision: Decision, made: Draft | None, ids: Set[str], shards: Set[str]
+) -> Iterator[str]:
+    """A sentence for each kind of thing that would still lead to these episodes or shards. made: the commit; None where
+    nothing goes."""
+    mentions, head, snapshot = _Mentions(storage, ids, shards), decision.parent, decision.snapshot
+    mine = np.flatnonzero(among(snapshot.columns(["episode_id"])["episode_id"], ids))
+    live = [number for number, one in decision.known.items() if np.isin(mine, rows_held(snapshot, one)).any()]
+    if live:
+        yield f"some of the episodes are live in checkpoints: {_checkpoints(decision, live)}; {_REMOVE}"
+    if RUNNING in decision.protected:
+        yield f"some of the episodes are {RUNNING}: {_END}"
+    journaled = Watermarks.of(head)
+    since = storage.scan("journal/") if any(entry.journal for entry in head.runs.values()) else ()
+    if _naming(storage, [one.key for one in since if journaled.awaited(one.key)], ids):
+        yield f"what a running session has journaled since its newest checkpoint names some of them: {_END}"
+    objects = shards | objects_of(snapshot.take(mine, ["shard", "chunks"]))
+    pins = read_pins(storage)
+    if urls := {pins[key] for key in objects & pins.keys()}:
+        yield f"other archives refer to shards that must go: {_listed(sorted(urls))}; copy them, and delete these"
+    bases = {split_key(key)[0] for key in objects} - {None}
+    if urls := {head.base_urls.get(str(base), str(base)) for base in bases}:
+        yield f"their steps lie in other archives: {_listed(sorted(urls))}; {_COPY}"
+    if tags := [tag.name for tag in Tags(storage, head).values() if _in_tag(storage, head, tag, mentions)]:
+        yield f"tags lead to them, and a tag stays: {_listed(tags)}; {_COPY}"
+    if made is not None:
+        yield from _in_checkpoints(storage, decision, made, mentions)
+
+
+def _in_tag(storage: Storage, head: Commit, tag: Tag, mentions: _Mentions) -> bool:
+    """True if what a tag retains leads to them."""
+    target = read_of(storage, tag.commit, head)
+    if mentions.in_tables(target):
+        return True
+    places = checkpoint_places(storage, target)
+    numbers = {number for place in places for number in place if number is not None}
+    known = {one.number: one for one in commits.read_all(storage, numbers, head)}
+    return any(
+        mentions.in_staged(known[number]) or mentions.in_tables(known[manifest or number])
+        for number, manifest in places
+    )
+
+
+def _in_checkpoints(storage: Storage, decision: Decision, made: Draft, mentions: _Mentions) -> Iterator[str]:
+    """Checkpoints that stay whose staged objects name them, or which only tables of before serve, where those do."""
+    number = decision.parent.number + 1
+    earlier = {commit: manifest or commit for commit, manifest in made.places if manifest != number}
+    serving = {one.number: one for one in commits.read_all(storage, earlier.values(), decision.parent)}
+    named = sorted(commit for commit, _ in made.places if mentions.in_staged(decision.known[commit]))
+    if named:
+        yield f"objects of checkpoints name some of them: {_checkpoints(decision, named)}; {_RESAVE}"
+    old = sorted(commit for commit, manifest in earlier.items() if mentions.in_tables(serving[manifest]))
+    if old:
+        yield f"checkpoints can be read with tables of before alone: {_checkpoints(decision, old)}; {_RESAVE}"
+
+
+def _checkpoints(decision: Decision, numbers: Iterable[int]) -> str:
+    """Their names and commits; a compaction publishes one again, under another number."""
+    records = {number: decision.known[number].checkpoint for number in numbers}
+    return _listed([f"{'' if one is None else one.name} (commit {number})" for number, one in records.items()])
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - MAX_NAMED
+    return ", ".join(map(one_line, names[:MAX_NAMED])) + (f" and {more} more" if more > 0 else "")
+
+
+# -- in tables and staged objects --------------------------------------------------------------------------------------
+
+
+class _Mentions:
+    """Looks for ids of episodes, and for shards in which their steps lie."""
+
+    def __init__(self, storage: Storage, ids: Set[str], shards: Set[str]) -> None:
+        self._storage = storage
+        self._names = {"episode_id": ids, "shard": shards}
+        self._ids = ids
+        self._known: dict[str, bool] = {}  # file of a table, or staged object -> whether it mentions them
+
+    def in_tables(self, commit: Commit) -> bool:
+        """True if a row of the tables that a commit names is of them, or lies in these shards."""
+        return any(self._in_file(kind, ref) for kind in LISTED for ref in commit.files(kind))
+
+    def in_staged(self, commit: Commit) -> bool:
+        """True if the staged objects of a checkpoint, or those that it borrows columns from, name them."""
+        record = commit.checkpoint
+        if record is None:
+            return False
+        nonces: dict[str, str | None] = dict.fromkeys(record.borrowed)
+        nonces |= {one.key: one.nonce for one in record.ranks}
+        return any(self._in_object(key, nonce) for key, nonce in nonces.items())
+
+    def _in_file(self, kind: str, ref: FileRef) -> bool:
+        if ref.path not in self._known:
+            names = [name for name in self._names if name in TABLES[kind].columns]
+            table = tablefiles.load(self._storage, kind, [ref], names) if names else None
+            self._known[ref.path] = table is not None and mention(table, self._names)
+        return self._known[ref.path]
+
+    def _in_object(self, key: str, nonce: str | None) -> bool:
+        if key not in self._known:
+            file = Part(self._storage, key, nonce)
+            kinds = [kind for kind in ("segments", "ledger") if file.has(f"{kind}.parquet")]
+            named = any(mention(table, {"episode_id": self._ids}) for table in file.tables(*kinds))
+            self._known[key] = named or any(_says(value, self._ids) for value in _values(file))
+        return self._known[key]
+
+
+def _values(file: Part) -> Iterator[Any]:
+    """The values that a staged object has in JSON: of open episodes, attributes, progress, what was not consumed,
+    states."""
+    index = file.index
+    yield from ([*one.open_episodes.values()] for one in index.buffers.values())
+    yield from (dict(one.skeleton) for one in index.states.values())
+    own = [one.member for of in index.attributes.values() for one in of.values() if one.object == file.key]
+    members = file.files([*own, *([UNCONSUMED] if file.has(UNCONSUMED) else [])])
+    texts = [data.decode() for data in members] + ([] if index.progress is None else [index.progress])
+    yield from map(jsontree.loads, texts)
+
+
+def _says(value: Any, ids: Set[str]) -> bool:
+    """True if a string anywhere in it, also a key, is one of the ids."""
+    if isinstance(value, str):
+        return value in ids
+    if isinstance(value, Mapping):
+        return any(_says(one, ids) for one in chain(value.keys(), value.values()))
+    return isinstance(value, (list, tuple)) and any(_says(one, ids) for one in value)
+
+
+# -- in journals -------------------------------------------------------------------------------------------------------
+
+
+def _journals_naming(decision: Decision) -> set[str]:
+    """The objects of journals with kept rows that name an episode whose rows go: in rows that end it, rows of ledgers,
+    or attributes. Those of sessions that may have heard of it are read."""
+    import pyarrow as pa
+
+    table = decision.snapshot.columns(["shard", "session", "episode_id"])
+    kept, gone = table.filter(pa.array(decision.rows)), table.filter(pa.array(~decision.rows))
+    sessions = _hearing(decision.snapshot.branches, gone["session"].unique().to_pylist())
+    found = zip(kept["shard"].to_pylist(), kept["session"].to_pylist(), strict=True)
+    keys = {key for key, session in found if session in sessions and key and layout.journal_place(key)}
+    return _naming(decision.snapshot.storage, keys, {*gone["episode_id"].to_pylist()})
+
+
+def _hearing(branches: Branches, sessions: Iterable[str]) -> set[str]:
+    """These sessions, and those that went on from them: what is in a buffer is spoken of later, too."""
+    out = set(sessions)
+    for session, origin in branches.origins.items():  # in the order in which they were opened
+        if origin.session in out:
+            out.add(session)
+    return out
+
+
+def _naming(storage: Storage, keys: Iterable[str], ids: Set[str]) -> set[str]:
+    """The objects among these that name one of the episodes, or are damaged: nobody knows what these say."""
+    out, wanted = set(), sorted(keys)
+    for at in range(0, len(wanted), _AT_ONCE):
+        some = wanted[at : at + _AT_ONCE]
+        for key, data in zip(some, storage.get_all(some), strict=True):
+            try:
+                found = TickObject(data, key, storage.full_url(key))
+                rows = [found.table(kind) for kind in ("segments", "ledger")]
+                texts = [text for of in found.index.attributes.values() for text in of.values()]
+                names = {name for text in texts for name in jsontree.loads(text, where=found.where)}
+            except CorruptStateError:
+                out.add(key)
+            else:
+                out |= {key} if names & ids or any(mention(table, {"episode_id": ids}) for table in rows) else set()
+    return out

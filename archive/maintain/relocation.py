@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 READ_BYTES = 64 * 1024 * 1024
 WHERE = (*STRETCH, "shard", "start")  # which steps a row has, and where they are stored
 
-Place = dict[str, Any]  # the columns of a row that say where its steps are stored
+Location = dict[str, Any]  # the columns of a row that say where its steps are stored
 
 
 def write(
     storage: Storage, layout: str, session: str, groups: Sequence[tuple[Snapshot, Steps]]
-) -> tuple[list[Place], FileRef]:  # fmt: skip
+) -> tuple[list[Location], FileRef]:  # fmt: skip
     """Write groups of pieces, each group to shards of its own: the place of each piece, one group after the other, and
     the file with the chunk rows of these shards.
 
@@ -51,10 +51,10 @@ def cut(row: Mapping[str, Any], lo: int, hi: int) -> dict[str, Any]:
 
 def _written(
     snapshot: Snapshot, layout: str, session: str, pieces: Steps, group: int
-) -> tuple[list[Place], pa.Table]:  # fmt: skip
+) -> tuple[list[Location], pa.Table]:  # fmt: skip
     shards = ShardWriter(snapshot.storage, layout)
     pipeline = Pipeline(shards, ShardObjects(shards, session, group))
-    places: dict[int, Place] = {}
+    places: dict[int, Location] = {}
 
     def describe(slab: Slab, key: str) -> pa.Table:
         start, extents = slab.columns["start"].tolist(), slab.columns["extents"].to_pylist()

@@ -199,7 +199,7 @@ def _maker(shard: str, wrote: set[str]) -> str:
 
 
 def _replacement_rows(
-    archive: Archive, pieces: Steps, where: Mapping[int, relocation.Place]
+    archive: Archive, pieces: Steps, where: Mapping[int, relocation.Location]
 ) -> tuple[pa.Table, list[tuple[int, Mapping[str, Any]]]]:
     """The affected rows, and their pieces as rows, each with the number of the one that it is of. The last piece keeps
     the address, for what follows it. where: by the number of a piece that was written anew, its place."""
