@@ -20,6 +20,7 @@ MAGIC = "trajectory-archive"
 ARCHIVE_KEY = "archive.json"
 VERSION = 2  # of archives: the first that is promised
 PART_VERSION = 1  # of shards and of what ranks stage
+MAX_NDIM = 8  # axes of an array of a shard
 JOURNAL, RUN_FILES = "journal", "run files"
 FEATURES = frozenset({JOURNAL, RUN_FILES})  # that this library knows; an archive has those that it uses
 COMMITS_PER_FOLDER = 1000

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 CHECKSUM_BYTES = 4
 MOST_TIMES = 1 << 15  # of its bytes that a chunk can hold: zstd makes 128 KB of four (RFC 8878), gzip less
 SMALL_BYTES = 1 << 26  # of what is no bomb in any case
-MAX_NDIM = 8  # axes of an array
 KEYS = {"name": "default", "configuration": {"separator": "/"}}  # names of chunks, as a zarr.json has them
 TEXTS = "string"
 DTYPES = {  # by their names in a zarr.json

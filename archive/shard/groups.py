@@ -21,10 +21,11 @@ from archive.base import (
     Record,
     UsageError,
     cached_property,
+    layout,
     records,
     stored,
 )
-from archive.shard.codecs import DTYPES, KEYS, MAX_NDIM, TEXTS, StoredArray, check_size, decoded, dtype_of, member_name
+from archive.shard.codecs import DTYPES, KEYS, TEXTS, StoredArray, check_size, decoded, dtype_of, member_name
 from archive.shard.packing import Buffer, size_of
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ class _ArrayNode(Record):
         first = "vlen-utf8" if self.data_type == TEXTS else "bytes"
         if not (names[:1] == [first] and self.compression in _BETWEEN and names[-1:] == ["crc32c"]):
             raise MisshapenError(f"its codecs are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}")
-        if not 1 <= len(self.shape) == len(chunk) <= MAX_NDIM:
+        if not 1 <= len(self.shape) == len(chunk) <= layout.MAX_NDIM:
             raise MisshapenError(f"it has {len(self.shape)} axes, and its chunks {len(chunk)}")
         if chunk[1:] != tuple(max(1, n) for n in self.shape[1:]):
             raise MisshapenError("its chunks are not whole rows")

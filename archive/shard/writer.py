@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from archive.base import FieldError, UsageError, layout, thread_pool, usable_cores
 from archive.shard import codecs, packing
-from archive.shard.codecs import MAX_NDIM, StoredChunk
+from archive.shard.codecs import StoredChunk
 from archive.shard.packing import Buffer, Member, Placed, checksum
 
 if TYPE_CHECKING:
@@ -149,8 +149,8 @@ def _prepared(path: str, array: Array, *, copy: bool) -> Array:
     """The array as it is stored: one piece of memory, little-endian; texts stay objects."""
     import numpy as np
 
-    if not 1 <= array.ndim <= MAX_NDIM:
-        raise FieldError(f"Field {path!r} has {array.ndim} axes: 1 to {MAX_NDIM} can be stored.")
+    if not 1 <= array.ndim <= layout.MAX_NDIM:
+        raise FieldError(f"Field {path!r} has {array.ndim} axes: 1 to {layout.MAX_NDIM} can be stored.")
     if array.dtype == object:
         return array
     if array.dtype.kind not in "biufc" or array.dtype.char in "gG":

@@ -11,12 +11,11 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from archive.arrays import Ints, Pieces
-from archive.base import FieldError, show
+from archive.base import FieldError, layout, show
 from archive.fields import Array, Bools, FieldSpec, Path, Ragged, ShardSchema, dtypes
 
 Value = Array | Ragged
 V = TypeVar("V", Array, Ragged)
-MAX_NDIM = 8  # of what zarr stores; other dtypes than its own take one more for their bytes
 
 
 class Layout(NamedTuple):
@@ -198,8 +197,8 @@ def end_to_end(runs: Slices) -> Slices:
 def stored(path: Path, array: Array) -> tuple[Array, str]:
     """The plain array that is stored, and the logical dtype; FieldError, naming the field, if zarr cannot have it."""
     plain, dtype = dtypes.to_stored(array)
-    if plain.ndim > MAX_NDIM:
+    if plain.ndim > layout.MAX_NDIM:  # bytes of other dtypes than zarr's own take one more
         raise FieldError(
-            f"field {show(path)!r} has {plain.ndim} dimensions; at most {MAX_NDIM} can be stored: reshape it"
+            f"field {show(path)!r} has {plain.ndim} dimensions; at most {layout.MAX_NDIM} can be stored: reshape it"
         )
     return plain, dtype
