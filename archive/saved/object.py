@@ -14,7 +14,7 @@ from archive import tables
 from archive.base import ByteRange, CorruptStateError, IntegrityError, MissingObjectError, UsageError, cached_property
 from archive.fields import dtypes
 from archive.fields.state import trees
-from archive.index import ArrayChunks, ShardIndex
+from archive.index import ArrayChunks, ShardIndex, chunkindex
 from archive.log import tablefiles
 from archive.read import members_of
 from archive.saved.index import (
@@ -28,7 +28,7 @@ from archive.saved.index import (
     TickIndex,
     load,
 )
-from archive.shard import Member, Placed, ShardView, checksum, file_member, indexed, inflate
+from archive.shard import Member, Placed, ShardView, file_member, indexed, inflate
 from archive.store import Storage
 from archive.write import Column, RankRows, Stretch
 
@@ -99,11 +99,9 @@ class SavedObject(Generic[I]):
         return ByteRange(self.key, start, start + member.size)
 
     def _check(self, member: Placed, data: bytes) -> None:
-        """CorruptStateError unless a member is as it was written; a chunk ends in the checksum of what goes before."""
-        chunk = member.chunk >= 0 and bool(member.array)
-        own = checksum(data[:-4]) if chunk else checksum(data)
-        told = int.from_bytes(data[-4:], "little") if chunk else own
-        if len(data) != member.size or own != member.crc32c or told != own:
+        """CorruptStateError unless a member is as it was written."""
+        is_chunk = member.chunk >= 0 and bool(member.array)
+        if len(data) != member.size or not chunkindex.is_sound(memoryview(data), member.crc32c, is_chunk=is_chunk):
             raise CorruptStateError(f"{member.name!r:.80} in {self.where} does not match its checksum; {self.damage}")
 
     def tables(self, *kinds: str) -> list[pa.Table]:

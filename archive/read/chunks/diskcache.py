@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from archive.base import AccessDeniedError, StorageError, UsageError, in_child
-from archive.shard import Buffer, checksum
+from archive.index import chunkindex
+from archive.shard import Buffer
 from archive.store import local_path
 
 try:
@@ -29,7 +30,6 @@ try:
 except ImportError:  # Windows: processes there may together exceed the bound by what they write at the same time
     fcntl = None  # type: ignore[assignment]
 
-_CHECKSUM_BYTES = 4
 _KEPT_SHARE = 0.9  # of the bound, once it was reached
 _USED_AGAIN_S = 60.0  # entries are not marked as used more often than that
 _ABANDONED_S = 3600.0
@@ -86,8 +86,7 @@ class DiskCache:
             with _reading(path) as descriptor:
                 with os.fdopen(descriptor, "rb", closefd=False) as file:
                     data = file.read(size + 1)  # no more than shows that there is more
-                own = int.from_bytes(data[-_CHECKSUM_BYTES:], "little")
-                if len(data) == size and own == crc32c == checksum(memoryview(data)[:-_CHECKSUM_BYTES]):
+                if len(data) == size and chunkindex.is_sound(memoryview(data), crc32c, is_chunk=True):
                     _mark(descriptor)
                     return data
         except (FileNotFoundError, NotADirectoryError):
