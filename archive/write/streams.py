@@ -35,6 +35,11 @@ class AppendedRows(NamedTuple):
         """The env rows, each once."""
         return self.env_ids.stream if isinstance(self.env_ids, Steps) else np.unique(self.env_ids)
 
+    def sorted(self, order: Ints) -> AppendedRows:
+        """The columns of the rows in this order, but for their env rows."""
+        given = {name: value for name, value in self._asdict().items() if name != "env_ids" and value is not None}
+        return self._replace(**{name: value[order] for name, value in given.items()})
+
     def begins(self, env: int, open_id: str, next_position: int) -> bool:
         """True where the first row of an env row begins an episode though one is open."""
         position: int | None = None
@@ -59,10 +64,6 @@ class _Groups(NamedTuple):
     slot: Ints
     following: Ints  # position that comes next in the env row, before these rows
     opened: Ints  # the episode that is open there, or NONE
-
-    def sorted(self, values: Any) -> Any:
-        """The rows' values in this order."""
-        return values if values is None or self.order is None else values[self.order]
 
 
 class Streams:
@@ -141,8 +142,9 @@ class Streams:
         What is done takes time by runs of rows of one episode, not by rows.
         """
         groups = self._grouped(rows.env_ids)
+        rows = rows if groups.order is None else rows.sorted(groups.order)
         begin, positions, jump = _placed(rows, groups)
-        first, last = groups.sorted(rows.first), groups.sorted(rows.last)
+        first, last, names = rows.first, rows.last, rows.episode_ids
         fresh = np.zeros(groups.rows, bool)
         if last is not None:
             fresh[1:] = last[:-1]
@@ -150,7 +152,6 @@ class Streams:
         starts = fresh
         for why in (first, jump):
             starts = starts if why is None else starts | why
-        names = groups.sorted(rows.episode_ids)
         if names is not None:
             starts = starts | self._changed(names, groups, starts)
         edge = starts.copy()
@@ -161,7 +162,7 @@ class Streams:
         started, count = starts[row], len(self.records)
         episode = np.where(started, count - 1 + np.cumsum(started), groups.opened[group])
         runs = Steps(groups.env[group], lo, lo + np.diff(row, append=groups.rows), episode=episode)
-        ends = _ends(rows, groups, row, lo, last)
+        ends = _ends(rows, row, lo)
         at = np.flatnonzero(started)
         if len(at):
             headless = np.zeros(len(at), bool) if jump is None else jump[row[at]]
@@ -231,8 +232,8 @@ def _placed(rows: AppendedRows, groups: _Groups) -> tuple[Ints, Ints | None, Mas
         begin = rows.env_ids.lo
         _check_unused(begin, groups.following, groups.env)
     else:
-        positions = groups.sorted(np.asarray(rows.positions, np.int64))
-        assert positions is not None
+        assert rows.positions is not None
+        positions = rows.positions
         begin = positions[groups.head]
         least = np.r_[0, positions[:-1] + 1][: groups.rows]
         least[groups.head] = groups.following
@@ -242,16 +243,16 @@ def _placed(rows: AppendedRows, groups: _Groups) -> tuple[Ints, Ints | None, Mas
     return begin, positions, jump
 
 
-def _ends(rows: AppendedRows, groups: _Groups, row: Ints, lo: Ints, last: Mask | None) -> Ints | None:
+def _ends(rows: AppendedRows, row: Ints, lo: Ints) -> Ints | None:
     """The end of each run as a Lot has them, where some end their episodes."""
-    at = None if last is None else np.flatnonzero(last)
+    at = None if rows.last is None else np.flatnonzero(rows.last)
     if at is None or not len(at):
         return None
     run, out = group_of(row, at), np.full((3, len(row)), NONE)
     out[0, run] = lo[run] + at - row[run] + 1
     for i, given in enumerate((rows.terminated, rows.truncated), 1):
         if given is not None:
-            out[i, run] = groups.sorted(given)[at]
+            out[i, run] = given[at]
     return out
 
 
