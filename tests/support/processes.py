@@ -15,7 +15,6 @@ CORE = (  # what whoever writes and reads loads sooner or later; pyarrow asks fo
         "archive.facade",
         "archive.opening",
         "archive.writer",
-        "archive.journaled",
         "archive.checkpoint",
         "archive.checkpoint.checkpoints",
     ),
