@@ -285,8 +285,8 @@ class TickObject(SavedObject[TickIndex]):
 
     def chunks(self) -> pa.Table:
         """Rows of the chunk table for the shard in it: its index says where all members lie."""
-        placed = [replace(one, offset=self._base + one.offset) for one in self.index.members if is_of_shard(one)]
-        return tablefiles.chunk_rows(self.key, placed)
+        of_group = (one for one in self.index.members if one.chunk < 0 or one.array)  # and no table
+        return tablefiles.chunk_rows(self.key, [replace(one, offset=self._base + one.offset) for one in of_group])
 
     def values(self) -> dict[str, dict[str, Values]]:
         """The values of its columns, by buffer and name."""
@@ -308,8 +308,3 @@ class TickObject(SavedObject[TickIndex]):
         chunks = dict(zip((one.name for one in own), self._get([self._range(one) for one in own]), strict=True))
         (values,) = self._view.read_many(column.array, [(0, count)], chunks)
         return Values(Column(values, column.dtype), column.steps)
-
-
-def is_of_shard(member: Placed) -> bool:
-    """True if a member is one of the Zarr group, and no table."""
-    return member.chunk < 0 or bool(member.array)

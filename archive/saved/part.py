@@ -92,7 +92,9 @@ def stage(
     """
     index = request.part
     draft = _PartDraft(index, earlier, gone)
-    cuts = cuts if index.replay_saved else [_without_replay(c) for c in cuts]
+    if not index.replay_saved:
+        nothing: dict[str, Any] = {"columns": {}, "attributes": {}, "discarded": {}}
+        cuts = [replace(one, runs=live_steps(), left=live_steps(), **nothing) for one in cuts]
     every = Written.joined(written if keeps_rows(index, written) else [])
     rows, journal = every.rows, every.journal if index.replay_saved else None
     live = tables.concat("live", [c.live for c in cuts])
@@ -131,10 +133,6 @@ def keeps_rows(index: PartIndex, written: Sequence[Written]) -> bool:
     """True if a checkpoint has the rows of what was written: always where buffers are saved; else where some are of a
     ledger, which would come apart from the episodes that it speaks of."""
     return index.replay_saved or any(one.rows.ledger.num_rows for one in written)
-
-
-def _without_replay(cut: Cut) -> Cut:
-    return replace(cut, runs=live_steps(), columns={}, attributes={}, discarded={}, left=live_steps())
 
 
 def _buffer(cut: Cut) -> PartBuffer:

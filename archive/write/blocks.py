@@ -131,10 +131,9 @@ def assemble(blocks: Sequence[Block], reward: str | None) -> Slab:
     ends = np.append(heads, len(runs))[1:]
     start, last = offsets_of(runs.length)[heads], runs.pick(ends - 1)
     segments = last.cut(slice(None), runs.lo[heads], last.hi)
-    layout = Layout(
-        order, start, segments.length, np.array([b.length for b in blocks], np.int64),
-        _segment_of(blocks, segments["episode"]),
-    )  # fmt: skip
+    first = {number: i for i, number in reversed(list(enumerate(segments["episode"].tolist())))}
+    lengths, of = zip(*((b.length, first[int(b.runs["episode"][0])] if b.whole else -1) for b in blocks), strict=True)
+    layout = Layout(order, start, segments.length, np.array(lengths, np.int64), np.array(of, np.int64))
     arrays, extents = _arrays(schema, blocks, layout)
     columns = _weights(runs, heads.tolist()) | {
         "start": start, "length": segments.length, "env_id": segments.stream, "position": segments.lo,
@@ -158,12 +157,6 @@ def _arrays(schema: ShardSchema, blocks: Sequence[Block], layout: Layout) -> tup
         if extent is not None:
             extents[spec.name] = extent
     return arrays, extents
-
-
-def _segment_of(blocks: Sequence[Block], episode: Ints) -> Ints:
-    """The first segment of each block's episode; -1 for blocks of several episodes."""
-    first = {index: i for i, index in reversed(list(enumerate(episode.tolist())))}
-    return np.array([first[int(b.runs["episode"][0])] if b.whole else -1 for b in blocks], np.int64)
 
 
 def _weights(runs: Steps, heads: Sequence[int]) -> dict[str, list[Any]]:

@@ -67,7 +67,9 @@ class StepIntake:
             if len(lengths) == 1:
                 return self._last._replace(fields=self._last.fields._replace(length=lengths.pop(), data=data))
         fields = _of_known_kind(normalise(nest, declared), self._known)
-        found = TakenSteps(fields, shard_schema(fields.specs, declared), has_whole_fields(fields))
+        found = TakenSteps(
+            fields, shard_schema(fields.specs, declared), any(axis.whole for axis in axes(fields).values())
+        )
         like = None if fields.vague else _like(nest, fields, ())
         self._like, self._declared = like or {}, declared
         self._last = found._replace(fields=fields._replace(data={})) if like else None
@@ -133,11 +135,6 @@ def check_rows(fields: Fields, *, last: bool) -> None:
     """Fields have as many rows as their axis wants of so many steps. last: the episode's last step is among them."""
     for name, axis in axes(fields).items():
         axis.check(fields.data[name], fields.length, last=last)
-
-
-def has_whole_fields(fields: Fields) -> bool:
-    """True if some field is not one row a step, so that the steps must belong to one episode."""
-    return any(axis.whole for axis in axes(fields).values())
 
 
 def has_steps(fields: Fields) -> bool:

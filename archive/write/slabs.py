@@ -3,7 +3,7 @@ second copy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -152,14 +152,12 @@ class Arena:
 
     def copy(self, block: Block) -> Block | None:
         """The block with its arrays copied, end to end with those of the last one; None if it does not fit."""
-        if self._rows + block.length > self._capacity or not self._same_rows(block.data, block.length):
+        alike = all(_row_bytes(block.data[name], block.length) == size for name, size in self._sizes.items())
+        if self._rows + block.length > self._capacity or not alike:
             return None
         data = {name: self._copied(name, value) for name, value in block.data.items()}
         self._rows += block.length
         return replace(block, data=data)
-
-    def _same_rows(self, data: Mapping[str, Array | Ragged], length: int) -> bool:
-        return all(_row_bytes(data[name], length) == size for name, size in self._sizes.items())
 
     def _copied(self, name: str, value: Array | Ragged) -> Array | Ragged:
         if isinstance(value, Ragged):
