@@ -200,12 +200,12 @@ def _agreed(specs: Iterable[FieldSpec]) -> FieldSpec | None:
 
 
 def _cuts(
-    episode: Ints, segment: Ints, lo: Ints, hi: Ints, more: Any, segments: Segments, extents_of: str | None = None
+    episode: Ints, segment: Ints, lo: Ints, hi: Ints, more: Any, segments: Segments, specs: Iterable[FieldSpec] = ()
 ) -> Cuts:
-    """Steps of segments, with the extents there of a field whose rows are not one a step."""
+    """Steps of segments, with the extents there of a field whose rows are not one a step, by its specs."""
     extent = Extent(segment, segment)  # not looked at
-    if extents_of is not None:
-        every = segments.extent(extents_of)
+    for name in {spec.name for spec in specs if not spec.per_step}:
+        every = segments.extent(name)
         extent = Extent(every.start[segment], every.rows[segment])
     return Cuts(episode, segment, lo, hi, more, segments.start[segment], segments.length[segment], extent)
 
@@ -287,10 +287,8 @@ def _group(
         at: Any = slice(None)
         if len(specs) < len(own):
             at = np.flatnonzero(np.isin(segments.schema[segment], list(specs)))
-        extents_of = None if all(spec.per_step for spec in specs.values()) else first.name
-        cuts = _cuts(
-            spans.episode[at], segment[at], spans.lo[at], spans.hi[at], spans.more[at], segments, extents_of
-        )  # fmt: skip
+        lo, hi, more = spans.lo[at], spans.hi[at], spans.more[at]
+        cuts = _cuts(spans.episode[at], segment[at], lo, hi, more, segments, specs.values())
         out.fields[path] = _read(specs, cuts, len(episodes), segments, selection, lacking=False)
     if late and len(episodes) < len(view.spans):
         view = view.pick(episodes)
@@ -425,7 +423,6 @@ def at_steps(one: FieldPlan, segment: Ints, step: Ints, segments: Segments) -> F
     """A field at single steps of segments; not located yet."""
     every = np.arange(len(step))
     segment, lo, hi = moved(one.spec.path, segments, segment, step, step + 1)
-    per_step = all(kind.axis.spec.per_step for kind in one.kinds)
-    extents_of = None if per_step else one.spec.name
-    cuts = _cuts(every, segment, lo, hi, np.zeros(len(step), bool), segments, extents_of)
+    specs = [kind.axis.spec for kind in one.kinds]
+    cuts = _cuts(every, segment, lo, hi, np.zeros(len(step), bool), segments, specs)
     return one.at(cuts, np.append(every, len(every)), segments)

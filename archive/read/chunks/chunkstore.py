@@ -12,9 +12,10 @@ import numpy as np
 
 from archive.arrays import Ints
 from archive.base import CorruptManifestError
+from archive.fields import Array
 from archive.read.chunks.diskcache import DiskCache
 from archive.read.chunks.fetch import Fetch, Member, Piece, Rooms, ShardRead
-from archive.read.chunks.rowpool import Array, RowPool
+from archive.read.chunks.rowpool import RowPool
 from archive.read.chunks.segments import Segments
 from archive.read.chunks.shards import ReadPlan, Shards
 from archive.read.chunks.wants import Decode, RowsWanted, of_each

@@ -14,8 +14,8 @@ import numpy as np
 
 from archive.arrays import Ints, fresh
 from archive.base import CorruptManifestError
+from archive.fields import Array
 
-Array = np.ndarray[Any, Any]
 _PAGE_BYTES = 8192
 _EVICTED_SHARE = 32  # of the pages, at least one part in so many leaves at once, so that finding the oldest is rare
 
