@@ -44,6 +44,10 @@ class Steps:
     def __getitem__(self, name: str) -> Ints:
         return self.columns[name]
 
+    def __repr__(self) -> str:
+        named = {"stream": self.stream, "lo": self.lo, "hi": self.hi, **self.columns}
+        return f"Steps({', '.join(f'{name}={values}' for name, values in named.items())})"
+
     @property
     def length(self) -> Ints:
         """The number of steps of each row."""

@@ -369,18 +369,14 @@ class ShardRead:
             found = codecs.by_itself(piece.array, like.dtype, like.shape[1:], rows, data)
             if found is not None:
                 return found
-            self._look_up()
+            with self._lock:  # looked up once
+                if self._view is None and self._metadata is not None:
+                    self.describe(self._metadata())
         assert self._view is not None
         try:
             return self._view.chunk(piece.array, piece.chunk, data, out)
         except ArchiveError as e:
             raise self._undecodable(e, piece.array) from e
-
-    def _look_up(self) -> None:
-        """Take the metadata that was not among the requests, once."""
-        with self._lock:
-            if self._view is None and self._metadata is not None:
-                self.describe(self._metadata())
 
 
 def _shared(request: ByteRange, pieces: Sequence[Piece]) -> RequestPart:
