@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from archive import tables
-from archive.base import ConflictError, SupersededError, at_once, logger
+from archive.base import ConflictError, SupersededError, at_once, logger, ranks
 from archive.checkpoint import Checkpoint, Checkpoints, Joint, commit_recovered
 from archive.index import ByWriter, Snapshot, chains
 from archive.journal import tails
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 AT_ONCE = 16
-_TOLD = 4  # ranks at most that are named of those that left something behind
 MARK = "+tail-"  # in the name of a recovered checkpoint, after that of the one it was made of
 _WHERE = ("buffer", "session", "rank", "env_id", "position", "length")
 _CHAINED = tuple(dict.fromkeys((*_WHERE, "shard", *chains.COLUMNS, *chains.DETAIL)))
@@ -92,10 +91,10 @@ def _committed(log: CommitLog, head: Commit, run: str, base: RecoveryBase, found
     entry = head.runs[run]
     fold = _folded(Snapshot(log.storage, head), entry, base, found)
     place = Place(0, fold.world_size, run, entry.session)
-    name, ranks = _name(base), range(fold.world_size)
-    parts = at_once(partial(_staged, log, place, name, base, fold, found), ranks, AT_ONCE)
+    name, world = _name(base), range(fold.world_size)
+    parts = at_once(partial(_staged, log, place, name, base, fold, found), world, AT_ONCE)
     taken = {r: Tail(one.next, one.objects, one.steps, one.episodes, one.ended) for r, one in found.items()}
-    about = Recovered(base.commit, base.name, {rank: base.trained(rank) for rank in ranks}, taken)
+    about = Recovered(base.commit, base.name, {rank: base.trained(rank) for rank in world}, taken)
     made = commit_recovered(log, Joint(place, name, base.ordinal), parts, about, partial(_check_same, run, entry))
     _tell(run, made, found, fold)
     return made
@@ -361,17 +360,17 @@ def leave_behind(
         recovered = Checkpoints(storage, head).at_commit(mark.commit, mark.manifest).record.recovered
     if recovered is not None:  # it left out what is damaged, and ticks that are not complete: they count for nothing
         left = {rank: one.objects for rank, one in tails.read(storage, head, run).items() if one.objects}
-    beyond = ", ".join(f"rank {rank}: {count}" for rank, count in list(left.items())[:_TOLD])
     if left and recovered is not None:
         raise ConflictError(
             f"session {entry.session!r} of run {run!r} went on after its journal was recovered, and has journaled more "
-            f"objects ({beyond}); no session was opened. It can journal no more: take arc.recover({run!r}) again, and "
-            "begin from what that gives"
+            f"({ranks(left)}, in {sum(left.values())} objects); no session was opened. It can journal no more: take "
+            f"arc.recover({run!r}) again, and begin from what that gives"
         )
     if left:
         logger.warning(
-            "run %r: session %r has journaled beyond its newest checkpoint (objects of %s), which the session that "
-            "begins now leaves behind; to have it, resume from arc.recover(%r)", run, entry.session, beyond, run,
+            "run %r: session %r has journaled beyond its newest checkpoint (%s), which the session that begins now "
+            "leaves behind, in %d objects; to have it, resume from arc.recover(%r)",
+            run, entry.session, ranks(left), sum(left.values()), run,
         )  # fmt: skip
 
 

@@ -97,7 +97,7 @@ def test_what_was_acknowledged_since_the_recovery_is_not_left_behind(monkeypatch
     looked = archive.open(arc.url)
     share = resharding.plan(looked.recover(), world_size=2).share(0)
     said = between(monkeypatch, lambda: acknowledged(old, "in between"))
-    with pytest.raises(archive.ConflictError, match=r"(?s)rank 0: 1.*arc.recover\('main'\) again"):
+    with pytest.raises(archive.ConflictError, match=r"(?s)\(rank 0, in 1 objects\).*arc.recover\('main'\) again"):
         looked.writer(resume=share, session="new", journal_s=NEVER_S)
     assert said == ["in between"]
     refused(old)
@@ -134,7 +134,8 @@ def test_a_checkpoint_that_was_chosen_leaves_behind_what_came_after_and_says_so(
     with caplog.at_level(logging.WARNING):
         archive.open(arc.url).writer(resume=arc.refresh().checkpoints.latest, rank=0, session="new")
     (told,) = [one for one in caplog.messages if "leaves behind" in one]
-    assert "rank 0: 1, rank 1: 2" in told
+    assert "(ranks 0, 1)" in told
+    assert "in 3 objects" in told
     assert "resume from arc.recover('main')" in told
     die(*old)
 

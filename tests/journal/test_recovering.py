@@ -274,7 +274,7 @@ def test_a_session_that_goes_on_is_recovered_again_and_commits_by_itself() -> No
     w.close()
 
 
-def test_what_a_zombie_writes_after_the_next_session_began_is_never_seen() -> None:
+def test_what_a_zombie_writes_after_the_next_session_began_is_refused_and_never_seen() -> None:
     arc = fresh()
     zombie = arc.writer(journal_s=NEVER_S)
     zombie.add_episode(episode(2), episode_id="a")
@@ -282,7 +282,8 @@ def test_what_a_zombie_writes_after_the_next_session_began_is_never_seen() -> No
     other = archive.open(arc.url)
     with other.writer(resume=other.recover()) as w:
         zombie.add_episode(episode(2), episode_id="z")
-        zombie.sync()
+        with pytest.raises(SupersededError):
+            zombie.sync()
         w.add_episode(episode(2), episode_id="b")
     assert not archive.open(arc.url).tails()
     third = archive.open(arc.url)
