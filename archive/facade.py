@@ -495,7 +495,7 @@ def _take_over(log: CommitLog, who: Place, start: Resume | None) -> None:
 
     if start is None:
         recover(log, who.run)
-    left = tails.end(log, who)
+    left = tails.end(log, who, entry.session)
     if left and start is None:
         recover(log, who.run)
     elif left and start is not None:

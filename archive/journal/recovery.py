@@ -66,8 +66,10 @@ def recover(log: CommitLog, run: str) -> Commit | None:
         if entry is None:
             return None
         found = tails.read(log.storage, head, run)
-        base = RecoveryBase.of(log.storage, head, entry, found) if _has_more(entry, found) else None
-        if base is None or (base.held is None and not any(one.objects for one in found.values())):
+        newest, journaled = entry.latest, any(one.objects for one in found.values())
+        without = newest is not None and newest.session == entry.session and newest != entry.latest_replay  # buffers
+        base = RecoveryBase.of(log.storage, head, entry, found) if journaled or without else None
+        if base is None or (base.held is None and not journaled):
             _tell_damage(run, found)
             return None
         with operation("recover", run=run, session=entry.session):
@@ -78,13 +80,6 @@ def recover(log: CommitLog, run: str) -> Commit | None:
             except SupersededError as e:
                 logger.warning("the journal of run %r was not recovered: %s", run, e)
                 return None
-
-
-def _has_more(entry: RunEntry, found: Mapping[int, RankTail]) -> bool:
-    """True if a session journaled something, or made its newest checkpoint without its buffers."""
-    newest = entry.latest
-    light = newest is not None and newest.session == entry.session and newest != entry.latest_replay
-    return light or any(one.objects for one in found.values())
 
 
 def _committed(log: CommitLog, head: Commit, run: str, base: RecoveryBase, found: Mapping[int, RankTail]) -> Commit:

@@ -287,17 +287,15 @@ def index_at(storage: Storage, key: str) -> TickIndex:
     return load(TickIndex, head[start:stop], key, where)
 
 
-def end(log: CommitLog, who: Place) -> dict[int, int]:
-    """End the journals of the session whose place a writer's is to take, the newest of its run: rank -> the number of
-    objects beyond the newest checkpoint, of the ranks that have some.
+def end(log: CommitLog, who: Place, session: str) -> dict[int, int]:
+    """End the journals of the session whose place a writer's is to take: rank -> the number of objects beyond the
+    newest checkpoint, of the ranks that have some. None are ended of a newer session, be it the writer's own.
 
     From then on the next object of each rank is there already, so that it can say of nothing more that it is durable.
     Where another rank of the writer's session has begun to do it, that one is waited for; it may have died over it.
     """
-    while True:
-        entry = log.head.runs[who.run]
-        if entry.session == who.session or not entry.journal:  # another rank has opened it meanwhile
-            return {}
+    while (entry := log.head.runs[who.run]).session == session:
+        assert entry.journal
         first, *others = sorted(entry.journal.items())
         ended = partial(_end_rank, log.storage, who, entry.session)
         count, is_mine = ended(first)
@@ -307,6 +305,7 @@ def end(log: CommitLog, who: Place) -> dict[int, int]:
         now = log.catch_up().runs[who.run]
         if now.session != entry.session or now.journal == entry.journal:  # else the next objects are others
             return {rank: count for (rank, _), count in zip([first, *others], counts, strict=True) if count}
+    return {}
 
 
 def _opened(log: CommitLog, who: Place) -> bool:

@@ -125,6 +125,18 @@ def test_a_session_that_begins_from_nothing_recovers_it_all(monkeypatch: pytest.
     die(old)
 
 
+@pytest.mark.parametrize("session", ["late", "newer"])
+def test_nobody_ends_the_journal_of_a_newer_session_than_he_saw(session: str) -> None:
+    """A start that stalled, and a rank whose session another one has opened meanwhile."""
+    arc = fresh()
+    (old,) = alive(arc, saved=False)
+    newer = archive.open(arc.url).writer(session="newer", journal_s=NEVER_S)
+    assert tails.end(archive.open(arc.url)._log(), Place(0, 1, "main", session), old.session) == {}
+    acknowledged(newer, "goes on")
+    refused(old)
+    die(old, newer)
+
+
 def test_a_checkpoint_that_was_chosen_leaves_behind_what_came_after_and_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
