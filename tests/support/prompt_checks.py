@@ -50,7 +50,7 @@ def check_recovered(url: str, told: Sequence[Fact], options: Any = None) -> Any:
     found = found_in(arc)
     facts = by_kind(told)
     if found is None:
-        assert set(facts) <= {"leaves"}, "nothing was recovered, and something was told"
+        assert set(facts) <= {"begins", "leaves"}, "nothing was recovered, and something was told"
         return None
     ck = resharding.plan(found, world_size=3).checkpoint
     view = ck.ledger(NAME)
@@ -67,7 +67,7 @@ def check_told(ck: Any, view: Any, facts: dict[str, list[Fact]]) -> None:
     assert not lost, f"episodes that were durable: {lost}"
     waiting = {name for group in view.to_train() for name in group.episodes}
     assert waiting <= live, f"to be trained on, and not in the buffer: {waiting - live}"
-    back = ({name for (name,) in facts.get("gone", [])} & live) - waiting
+    back = (gone(facts) & live) - waiting
     assert not back, f"episodes that had left the buffer: {back}"
     lost_seals = {tuple(fact) for fact in facts.get("sealed", [])} - set(sealed_rows(view))
     assert not lost_seals, f"seals that were durable: {lost_seals}"
@@ -80,6 +80,14 @@ def check_told(ck: Any, view: Any, facts: dict[str, list[Fact]]) -> None:
     for number, rank, weights in facts.get("checkpoint", []):
         assert ck.number >= number
         assert known.issuperset(weights), f"rank {rank} was told that commit {number} has its weights"
+
+
+def gone(facts: dict[str, list[Fact]]) -> set[str]:
+    """Episodes that had left, less those that came back to a later session, which found them to be trained on again."""
+    sessions = list(dict.fromkeys(session for (session,) in facts.get("begins", [])))
+    left = {name: sessions.index(session) for name, session in facts.get("gone", [])}
+    returned = [(name, sessions.index(session)) for name, session in facts.get("returns", [])]
+    return {*left} - {name for name, at in returned if at > left.get(name, at)}
 
 
 def check_apart(arc: archive.Archive, ck: Any, view: Any) -> None:

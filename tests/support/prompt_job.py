@@ -63,11 +63,13 @@ class Job:
 @dataclass
 class Trainer:
     """What a rank's process has in memory: `weights`: keys that it was trained on; `reader`: part of the data set that
-    is its own -> how many keys of it were drawn; `others`: of the other parts, when it began."""
+    is its own -> how many keys of it were drawn; `others`: of the other parts, when it began; `waiting`: episodes that
+    were to be trained on then, some of which had left before their training was taken back."""
 
     weights: list[str] = field(default_factory=list)
     reader: dict[int, int] = field(default_factory=dict)
     others: dict[int, int] = field(default_factory=dict)
+    waiting: list[str] = field(default_factory=list)
 
 
 def weights_of(checkpoint: Any) -> dict[int, list[str]]:
@@ -105,6 +107,7 @@ def begin(
     if plan is not None:
         mine = (keys for r, keys in weights_of(plan.checkpoint).items() if r % job.world_size == rank)
         me.weights = [key for keys in mine for key in keys]
+        me.waiting = [name for group in plan.checkpoint.ledger(NAME).to_train() for name in group.episodes]
     planned()
     if plan is None:
         w = arc.writer(rank, job.world_size, session=job.session, journal_s=job.journal_s)
@@ -131,6 +134,7 @@ class Rank:
         self._ends: list[tuple[int, Fact]] = []  # of episodes: the position after them
         self._position = w.durable_until.positions.get(("replay", -1), 0)
         self._step = 0
+        tell([["begins", job.session], *(["returns", name, job.session] for name in me.waiting)])
 
     def run(self) -> None:
         for rollout in self.ledger.to_reissue():
@@ -223,7 +227,7 @@ class Rank:
         if gone:
             self._tell([["leaves", name] for name in gone])  # before it can be durable
             self.w.remove(gone)
-            self._facts += [["gone", name] for name in gone]
+            self._facts += [["gone", name, self.job.session] for name in gone]
 
     def sync(self) -> None:
         self.w.sync()
