@@ -55,7 +55,9 @@ def weighed(runs: Steps, uuid: Any = None, update: Any = None) -> Steps:
         uuid, update, apart = None, None, False
     rows = runs.each() if apart else runs
     count = len(rows.lo)
-    weights = {"uuid": np.full(count, uuid, object), "update": np.full(count, UNKNOWN if update is None else update)}
+    uuids = np.empty(count, object)
+    uuids[:] = uuid  # np.full would cut trailing zeros of a text
+    weights = {"uuid": uuids, "update": np.full(count, UNKNOWN if update is None else update)}
     found = Steps(rows.stream, rows.lo, rows.hi, follows=(), **rows.columns, **weights)
     return found.merged() if apart else found
 

@@ -208,7 +208,7 @@ def test_what_it_costs() -> None:
     die(w)
     listed = [one.key for one in seen.rows if one.verb == "list" and one.key != "requests"]
     assert listed == [f"states/{before}", "sessions"]
-    assert [one.key for one in seen.rows if one.verb == "get"] == [layout.commit_key(4)] * 3, "one less than before"
+    assert [one.key for one in seen.rows if one.verb == "get"] == [layout.commit_key(4)] * 2, "one less than before"
 
 
 def test_the_commands(tmp_path: Path) -> None:

@@ -58,11 +58,8 @@ def live_of(w: Any, buffer: str = "replay") -> set[tuple[Any, ...]]:
     """The addresses of the steps that are live in a writer's buffer."""
     inner = w._buffers[buffer]
     runs = inner.live_set.runs()
-    return {
-        (r.session, r.rank, r.env, p)
-        for r, n in zip(inner.live_set.addresses(runs), runs.length.tolist(), strict=True)
-        for p in range(r.lo, r.lo + n)
-    }
+    places = zip(inner.live_set.addresses(runs), runs.length.tolist(), strict=True)
+    return {(*stream, p) for (*stream, lo, _), n in places for p in range(lo, lo + n)}
 
 
 def group(arc: archive.Archive, session: str, number: int) -> Any:

@@ -194,13 +194,17 @@ def recover(world: World, rng: random.Random) -> None:
 
 def note_recovered(world: World, session: Session) -> None:
     """If a checkpoint came of what a session has journaled, it has what was durable of each rank; if not, the newest
-    one has."""
+    one has. Two came where a process that was left alive ticked between the recovery and the end of its journal."""
     points = list(world.arc.refresh().checkpoints)
     before = _began_with(world, session)
     if len(points) == len(world.standing):
         assert before is None or before.session != session.name or _holds(world, session, before)
         return
-    (made,) = points[len(world.standing) :]
+    for made in points[len(world.standing) :]:
+        _note_made(world, session, before, made)
+
+
+def _note_made(world: World, session: Session, before: Saved | None, made: Any) -> None:
     stamp = next(world.stamps)
     buffers: dict[int, Buffers] = {rank: {} for rank in made.ranks}
     for rank in session.ranks:
