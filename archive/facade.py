@@ -498,5 +498,5 @@ def _take_over(log: CommitLog, who: Place, start: Resume | None) -> None:
     left = tails.end(log, who, entry.session)
     if left and start is None:
         recover(log, who.run)
-    elif left and start is not None:
-        leave_behind(log.storage, log.head, who.run, left, start.checkpoint)
+    elif start is not None:
+        leave_behind(log.storage, log.head, who.run, left, start)

@@ -201,6 +201,7 @@ class Writer(Buffer):
 
         May be called again after an error: what was not committed is kept, and is committed once.
         """
+        self._check_apart()
         with self._entered(), operation("commit", run=self.run, session=self.session, rank=self.rank) as done:
             self._settle()
             works = self._sent()
@@ -256,6 +257,7 @@ class Writer(Buffer):
         "waiting_for":
         the ranks that have not staged; default: a bar, on a terminal.
         """
+        self._check_apart()
         with self._entered():
             self._saver.give_up() if partial else self._saver.settle()
             self._take_note()
@@ -275,6 +277,14 @@ class Writer(Buffer):
         if wait:
             pending.result()
         return pending
+
+    def _check_apart(self) -> None:
+        """Refuse to commit a part of what belongs together."""
+        if self._changes.joined and self._changes.lock._is_owned():  # type: ignore[attr-defined]
+            raise UsageError(
+                "a commit or checkpoint within `with w.exclusive():` would have a part of what is said there: make it "
+                "after the block"
+            )
 
     def _cut_of(self, name: str, given: Mapping[str, Any], incomplete: str) -> Cut:
         unknown = set(given) - {"columns", "attributes", "state"}

@@ -100,14 +100,15 @@ class Journal:
     def ticked(self) -> None:
         """It was handed in."""
         self.ticker.take()
-        self._pipeline.retry_failed()
+        if not self.superseded:
+            self._pipeline.retry_failed()
         self._pipeline.fold()
         self._settle()
 
     def in_background(self) -> None:
         """A tick by the journal's thread, with the writer's lock held. What fails is raised by the next call."""
         try:
-            if self.ticker.wanted:
+            if self.ticker.wanted and not self.superseded:  # else the same puts would fail again and again
                 self.send()
         except BaseException as error:
             self._error = error

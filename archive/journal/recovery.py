@@ -38,7 +38,7 @@ from archive.saved import (
 )
 from archive.store import Storage
 from archive.tables import NO_ENV, among
-from archive.write import Column, Stretch, Written
+from archive.write import Column, Resume, Stretch, Written
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -343,15 +343,19 @@ def _tell(run: str, made: Commit, found: Mapping[int, RankTail], fold: SessionFo
     logger.info("run %r: checkpoint %r, commit %d, has what was journaled", run, name, made.number)
 
 
-def leave_behind(
-    storage: Storage, head: Commit, run: str, left: Mapping[int, int], checkpoint: int | None
-) -> None:  # fmt: skip
-    """Log that a run's newest session has journaled what nothing goes on from. left: rank -> objects. checkpoint: the
-    commit of the one that is gone on from; ConflictError if it was recovered from that session, which went on."""
+def leave_behind(storage: Storage, head: Commit, run: str, left: Mapping[int, int], start: Resume) -> None:
+    """Log what a run's newest session has made durable that nothing goes on from. left: rank -> objects of journals.
+    ConflictError if the checkpoint that is gone on from was recovered from that session, which went on."""
     entry = head.runs[run]
     mark = entry.latest_replay
+    if mark is not None and start.forked_from is None and mark.commit > start.seen:
+        logger.warning(
+            "run %r: commit %d has a checkpoint of session %r that was made after it was decided what the session that "
+            "begins now goes on from; it is left behind: a start that is to have it begins from it",
+            run, mark.commit, mark.session,
+        )  # fmt: skip
     recovered = None
-    if mark is not None and (mark.commit, mark.session) == (checkpoint, entry.session):
+    if mark is not None and (mark.commit, mark.session) == (start.checkpoint, entry.session):
         recovered = Checkpoints(storage, head).at_commit(mark.commit, mark.manifest).record.recovered
     if recovered is not None:  # it left out what is damaged, and ticks that are not complete: they count for nothing
         left = {rank: one.objects for rank, one in tails.read(storage, head, run).items() if one.objects}
@@ -364,7 +368,7 @@ def leave_behind(
     if left:
         logger.warning(
             "run %r: session %r has journaled beyond its newest checkpoint (%s), which the session that begins now "
-            "leaves behind, in %d objects; to have it, resume from arc.recover(%r)",
+            "leaves behind, in %d objects; a start that is to have it begins from arc.recover(%r)",
             run, entry.session, ranks(left), sum(left.values()), run,
         )  # fmt: skip
 

@@ -294,11 +294,13 @@ def end(log: CommitLog, who: Place, session: str) -> dict[int, int]:
     From then on the next object of each rank is there already, so that it can say of nothing more that it is durable.
     Where another rank of the writer's session has begun to do it, that one is waited for; it may have died over it.
     """
+    is_mine = False
     while (entry := log.head.runs[who.run]).session == session:
         assert entry.journal
         first, *others = sorted(entry.journal.items())
-        ended = partial(_end_rank, log.storage, who, entry.session)
-        count, is_mine = ended(first)
+        ended = partial(_end_rank, log, who, entry.session)
+        count, is_new = ended(first)
+        is_mine |= is_new  # also what an earlier turn has made
         if not is_mine and _opened(log, who):
             return {}
         counts = [count, *(count for count, _ in at_once(ended, others, RANKS_AT_ONCE))]
@@ -316,13 +318,15 @@ def _opened(log: CommitLog, who: Place) -> bool:
     return opened
 
 
-def _end_rank(storage: Storage, who: Place, session: str, journal: tuple[int, int]) -> tuple[int, bool]:
+def _end_rank(log: CommitLog, who: Place, session: str, journal: tuple[int, int]) -> tuple[int, bool]:
     """The number of objects that a rank has from its next one on, and false where another rank of the writer's session
     had ended its journal. journal: the rank, and the number of its next object as of the newest checkpoint."""
     rank, start = journal
-    number = start
+    storage, number = log.storage, start
     while True:
-        marker = TickIndex(who.run, session, rank, number, secrets.token_hex(8), 0, ended_by=who.session)
+        marker = TickIndex(
+            who.run, session, rank, number, secrets.token_hex(8), 0, seen=log.head.sighting, ended_by=who.session
+        )
         try:
             storage.create_once(marker.key, pack(marker, {}, [])[0])
         except AlreadyExistsError:

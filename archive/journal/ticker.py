@@ -53,6 +53,8 @@ class Heartbeat:
 
     def end(self, error: SupersededError) -> None:
         """A newer session has ended the journal."""
+        if not self.superseded:
+            logger.warning("the journal ends here: %s", error)
         self._superseded = error
 
     @property

@@ -47,7 +47,7 @@ class Saying:
                 some = runs.pick(np.isin(runs["episode"], known))
                 each = zip(known, given.items(), strict=True)
                 parts = {one: _values(inner, name, {one: v}, some.pick(some["episode"] == n)) for n, (one, v) in each}
-                values = made.get(key, {}) | parts
+                values = made.get(key, {}) | {n: one for n, one in parts.items() if len(one.column.array)}
                 _check_alike(key, values)
             else:
                 values = {ALL: _values(inner, name, given, runs)}

@@ -174,7 +174,7 @@ class Ledger(LedgerQueries):
             rounds, numbers = change(prompts)
             said = {"ledger": self.name, "sibling": sibling, "created_at": datetime.now(UTC)}
             if rounds:
-                self._before = {key: prompts.rounds.get(key) for key in rounds}
+                self._before = {key: prompts.rounds.get(key) for key in rounds} | self._before
                 if state == DRAWN:  # at the end of the order, also those that were there
                     for key in prompts.rounds.keys() & rounds.keys():
                         del prompts.rounds[key]

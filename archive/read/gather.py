@@ -339,8 +339,10 @@ class Gather:
         """Raise what failed in the background, once."""
         if not self._ahead:
             return
-        done = [future for future in self._ahead if future.done()]
-        self._ahead = [future for future in self._ahead if not future.done()]
+        given, self._ahead = self._ahead, []
+        done: list[Any] = []
+        for future in given:  # each is asked once: it may end meanwhile
+            (done if future.done() else self._ahead).append(future)
         for future in done:
             if not future.cancelled():
                 future.result()

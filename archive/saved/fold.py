@@ -274,6 +274,7 @@ def _ends(
     following = dict(following)
     newest: dict[int, tuple[int, int, str | None]] = {}  # env row -> position, sequence, open episode of its last row
     closed: dict[str, int] = {}  # episode -> sequence of the row that closes it
+    lies: dict[str, tuple[int, int]] = {}  # episode -> sequence and env row of its newest row: a revision has another
     columns = zip(*(segments[column].to_pylist() for column in _ENDS), strict=True)
     for name, shard, env, position, length, episode, sequence, last, reason in columns:
         if name != buffer:
@@ -281,12 +282,14 @@ def _ends(
         if shard is None:
             closed[episode] = max(sequence, closed.get(episode, 0))
             continue
+        lies[episode] = max((sequence, env), lies.get(episode, (-1, env)))
         following[env] = max(position + max(length, 1), following.get(env, 0))
         if (position, sequence) >= newest.get(env, (-1, -1, None))[:2]:
             newest[env] = position, sequence, None if last or reason is not None or env == NO_ENV else episode
     still = {env: name for env, name in opened.items() if env not in newest and name not in closed}
     each = ((env, sequence, name) for env, (_, sequence, name) in newest.items() if name is not None)
-    return following, still | {env: name for env, sequence, name in each if closed.get(name, -1) < sequence}
+    still |= {env: name for env, sequence, name in each if closed.get(name, -1) < sequence}
+    return following, {env: name for env, name in still.items() if lies.get(name, (0, env))[1] == env}
 
 
 # -- values of columns -------------------------------------------------------------------------------------------------

@@ -58,7 +58,9 @@ class _PartDraft:
         path = column_path(buffer, name)
         rows, *shape = column.array.shape
         here = ColumnRef(path, rows, column.dtype, tuple(shape), column.digest, self.key, self.nonce)
-        ref: ColumnRef = self._earlier_one("columns", buffer, name, here.digest) or here
+        ref: ColumnRef | None = self._earlier_one("columns", buffer, name, here.digest)
+        if ref is None or ref.dtype != here.dtype:  # the same bytes may be other values
+            ref = here
         self.arrays |= {path: column.array} if ref is here else {}
         return ref
 

@@ -7,6 +7,7 @@ They are the bytes that zarr makes of the same rows, without its copies: fresh m
 from __future__ import annotations
 
 import math
+import threading
 import zlib
 from collections.abc import Callable
 from functools import cache, lru_cache
@@ -29,6 +30,7 @@ DTYPES = {  # by their names in a zarr.json
     "bool", "float16", "float32", "float64", "complex64", "complex128", TEXTS,
     *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
 }  # fmt: skip
+_importing = threading.Lock()
 _LEVELS = {"zstd": range(-(1 << 17), 23), "gzip": range(10)}
 _GZIP_WINDOW = zlib.MAX_WBITS | 16
 _ZSTD_MAGIC, _GZIP_MAGIC = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
@@ -88,10 +90,24 @@ def compressor(compression: str | None) -> Any:
 
 @cache
 def _codec(name: str, level: int) -> Any:
-    from numcodecs.gzip import GZip
-    from numcodecs.zstd import Zstd
+    zstd, gzip, _ = _numcodecs()
+    return (zstd if name == "zstd" else gzip)(level=level)
 
-    return (Zstd if name == "zstd" else GZip)(level=level)
+
+def _numcodecs() -> tuple[Any, Any, Any]:
+    """The classes of numcodecs for zstd, gzip and texts. Imported by one thread at a time: two that import two modules
+    of it at once get one that is half made."""
+    with _importing:
+        from numcodecs.gzip import GZip
+        from numcodecs.vlen import VLenUTF8
+        from numcodecs.zstd import Zstd
+
+    return Zstd, GZip, VLenUTF8
+
+
+@cache
+def _texts_codec() -> Any:
+    return _numcodecs()[2]()
 
 
 def prepare() -> None:
@@ -124,9 +140,7 @@ def _padded(part: Array, rows: int) -> Array:
 def _plain_bytes(part: Array) -> Buffer:
     if part.dtype != object:
         return memoryview(part.view("u1").data).cast("B")
-    from numcodecs.vlen import VLenUTF8
-
-    return bytes(VLenUTF8().encode(part.reshape(-1)))
+    return bytes(_texts_codec().encode(part.reshape(-1)))
 
 
 def _compressed(codec: Any, data: Buffer) -> bytes:
@@ -217,13 +231,11 @@ def _content_size(data: memoryview) -> int | None:
 
 
 def _texts(data: Buffer, shape: tuple[int, ...]) -> Array:
-    from numcodecs.vlen import VLenUTF8
-
     count = math.prod(shape)
     if int.from_bytes(data[:4], "little") != count or len(data) < 4 * (count + 1):
         raise CorruptChunkError(f"it does not hold {count} texts")
     try:
-        found: Array = VLenUTF8().decode(bytes(data))
+        found: Array = _texts_codec().decode(bytes(data))
     except ValueError as error:
         raise CorruptChunkError(f"its texts are none: {error}") from error
     return found.reshape(shape)

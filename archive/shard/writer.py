@@ -206,6 +206,7 @@ def _metadata(
 ) -> list[Member]:
     """The zarr.json of each node as zarr makes it, the root foremost, which has all others in it: zarr's own
     consolidation warns."""
+    codecs.prepare()  # zarr imports numcodecs, too
     import zarr
 
     try:

@@ -282,7 +282,7 @@ class Buffer:
             elif isinstance(positions, (tuple, range, slice)):
                 lo, hi = np.array(intake.position_range(positions, limit)).reshape(2, 1)
             else:
-                lo = np.array(positions, np.int64).reshape(-1)
+                lo = intake.whole_numbers(positions, "positions").reshape(-1)
                 hi = lo + 1
                 if len(lo) and (int(lo.min()) < 0 or int(lo.max()) >= limit):
                     raise UsageError(f"env {env} has positions 0 to {limit}; {int(lo.max())} cannot be evicted")
@@ -377,11 +377,11 @@ class Buffer:
         bounded: whether appending waits while much is being uploaded; else the copies queue up in memory.
         """
         with self._entered(), self._changes(wait=bounded, surface=True):
-            self._changes.joined = True
+            within, self._changes.joined = self._changes.joined, True
             try:
                 yield self
             finally:
-                self._changes.joined = False
+                self._changes.joined = within
 
     @contextmanager
     def together(self) -> Iterator[None]:

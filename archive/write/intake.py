@@ -222,6 +222,8 @@ def env_ids(value: Any, length: int) -> Ints:
     )
     if array.size and array.dtype.kind not in "iu":
         raise UsageError(f"env_ids must be integers, not {array.dtype}")
+    if array.size and int(array.max()) > np.iinfo(np.int64).max:
+        raise UsageError(f"env id {int(array.max())} is above the greatest int64")
     if array.size and int(array.min()) < 0:
         raise UsageError(f"env id {int(array.min())} is negative; env rows count from 0")
     if array.ndim == 0:
@@ -276,8 +278,16 @@ def rows(
     return AppendedRows(
         given_envs if by_runs else env_ids(given_envs, length), **masks,
         episode_ids=None if episode_ids is None else texts(episode_ids, length, "episode_ids"),
-        positions=None if positions is None else np.broadcast_to(np.asarray(positions, np.int64), length),
+        positions=None if positions is None else np.broadcast_to(whole_numbers(positions, "positions"), length),
     )  # fmt: skip
+
+
+def whole_numbers(value: Any, what: str) -> Ints:
+    """Positions as they were given; UsageError for what is no whole number, as a mask or a float."""
+    array = np.asarray(value)
+    if array.size and array.dtype.kind not in "iu":
+        raise UsageError(f"{what} must be integers, not {array.dtype}")
+    return array.astype(np.int64)
 
 
 def check_single(fields: Fields, rows: AppendedRows) -> None:

@@ -342,7 +342,7 @@ def _by_episode(name: str, values: Mapping[str, Any], runs: Steps, records: Epis
             f"column {name!r} has {len(arrays[wrong[0]])} values for episode {wrong[0]!r}, of which {taken[wrong[0]]} "
             "steps are live; give one value a live step"
         )
-    return np.concatenate(parts) if parts else np.zeros(0)
+    return np.concatenate(parts or [a[:0] for a in arrays.values()] or [np.zeros(0)])
 
 
 def attribute(name: str, values: Mapping[str, Any], runs: Steps, records: EpisodeRecords) -> str:

@@ -4,6 +4,7 @@ durable, and what it had said that of before is adopted, or told."""
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,6 +21,7 @@ from archive.maintain import verify
 from archive.store import Storage
 from tests.support.archives import fresh
 from tests.support.journals import NEVER_S, die
+from tests.support.processes import until
 
 
 def alive(arc: archive.Archive, *, ranks: int = 1, saved: bool = True, session: str = "old") -> list[archive.Writer]:
@@ -148,7 +150,7 @@ def test_a_checkpoint_that_was_chosen_leaves_behind_what_came_after_and_says_so(
     (told,) = [one for one in caplog.messages if "leaves behind" in one]
     assert "(ranks 0, 1)" in told
     assert "in 3 objects" in told
-    assert "resume from arc.recover('main')" in told
+    assert "begins from arc.recover('main')" in told
     die(*old)
 
 
@@ -208,7 +210,7 @@ def test_another_rank_does_it_where_the_first_one_died_over_it(monkeypatch: pyte
     monkeypatch.setattr(tails, "OTHER_RANK_S", 0.2)
     entry = looked.head.runs["main"]
     died = Place(0, 2, "main", "new")
-    assert tails._end_rank(looked.storage, died, "old", (0, entry.journal[0])) == (0, True)
+    assert tails._end_rank(looked._log(), died, "old", (0, entry.journal[0])) == (0, True)
     new = looked.writer(resume=plan.share(1), session="new", journal_s=NEVER_S)
     for w in old:
         refused(w)
@@ -232,7 +234,9 @@ def test_the_end_comes_after_all_that_is_there(ticks: int) -> None:
     die(old)
 
 
-def test_a_checkpoint_that_comes_in_between_moves_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_comes_in_between_moves_the_end_and_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """The old job commits one, and what was journaled before it is pruned, while the new one stands still."""
     arc = fresh()
     (old,) = alive(arc)
@@ -246,6 +250,27 @@ def test_a_checkpoint_that_comes_in_between_moves_the_end(monkeypatch: pytest.Mo
         arc.storage.delete([f"journal/old/rank-00000/{at:09d}.zip" for at in range(entry.journal[0])])
 
     between(monkeypatch, act)
-    looked.writer(resume=checkpoint, journal_s=NEVER_S)
+    with caplog.at_level(logging.WARNING):
+        looked.writer(resume=checkpoint, journal_s=NEVER_S)
+    assert "was made after it was decided" in caplog.text
     refused(old)
+    die(old)
+
+
+def test_who_was_ended_puts_nothing_again_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Also where nobody calls it: its thread gives up."""
+    arc = fresh()
+    old = archive.open(arc.url).writer(journal_s=0.1)
+    old.add_episode({"x": np.arange(3)})
+    old.sync()
+    looked = archive.open(arc.url)
+    looked.writer(resume=looked.recover())
+    with caplog.at_level(logging.WARNING):
+        old.add_episode({"x": np.arange(3)})
+        until(lambda: old._journal is not None and old._journal.superseded)
+        time.sleep(0.3)
+        before = old._storage.stats.snapshot()
+        time.sleep(0.5)
+    assert (old._storage.stats.snapshot() - before).requests == 0
+    assert len([one for one in caplog.messages if "the journal ends here" in one]) == 1
     die(old)

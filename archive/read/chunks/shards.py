@@ -158,4 +158,4 @@ def indexes_of(roots: Roots, refs: Sequence[StoredFile]) -> Iterator[tuple[str, 
 
 def _plain(data: memoryview) -> bytes:
     """A zarr.json, deflated in a packed shard and plain in a directory."""
-    return bytes(data) if data[0] == ord("{") else inflate(bytes(data))
+    return bytes(data) if bytes(data[:1]) == b"{" else inflate(bytes(data))
