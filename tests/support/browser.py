@@ -97,7 +97,8 @@ class Page:
         await self.call("Input.dispatchKeyEvent", type="keyUp", **given)
 
     async def type(self, text: str) -> None:
-        """Text into what has the focus."""
+        """Text into the field that has the focus, once one has it: a key that leads there may still be waiting."""
+        await self.until("document.activeElement?.matches('input, textarea, select')")
         await self.call("Input.insertText", text=text)
 
     async def text(self, selector: str = "body") -> str:

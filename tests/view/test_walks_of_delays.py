@@ -124,6 +124,23 @@ def test_what_is_typed_while_an_episode_loads_is_a_note_and_no_keys(
     assert _labels(archive_url) == {"e2": {"note": "slips now", "flagged": False}}
 
 
+def test_ranks_that_are_typed_while_a_plan_is_on_its_way_are_planned_for(
+    archive_url: str, arc: archive.Archive, look: Looked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with arc.writer() as w:
+        w.add_episode({"reward": [1.0]}, episode_id="last")
+        w.checkpoint(1).result()
+    _slow(monkeypatch, "plan")
+
+    async def walk(page: Page) -> None:
+        await page.until("document.getElementById('target-ranks') !== null")
+        for key in ("r", "3", "Enter"):
+            await page.press(key)
+        await page.until("document.querySelector('.flow')?.getAttribute('aria-label').endsWith('from 1 to 3 ranks')")
+
+    look(archive.open(archive_url), walk, at="#/checkpoints")
+
+
 def test_keys_of_a_page_that_was_left_while_it_loaded_are_gone(
     archive_url: str, arc: archive.Archive, look: Looked, gate: Gate
 ) -> None:

@@ -19,6 +19,7 @@ export function planning(node, one, asked, { ranks, policy }, onchange, signal) 
     "aria-label": "Target ranks",
     id: "target-ranks",
     onchange: () => changed(),
+    onkeydown: (event) => event.key === "Enter" && wanted.blur(),
   });
   const how = el(
     "select",
