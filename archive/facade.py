@@ -423,7 +423,7 @@ class Archive:
 
     def add_fields(
         self, fields: Mapping[Any, Mapping[str, Any]], *, provenance: Any = None, by: str | None = None
-    ) -> Self:  # fmt: skip
+    ) -> Self:
         """Give steps fields that come after the fact: `arc.add_fields({"advantage": {"episode id": rows}})`.
 
         Each is an array of one row a step of the episode; "judge/score" lies within "judge". Of a field that is given

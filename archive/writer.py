@@ -397,8 +397,10 @@ class Writer(Buffer):
             logger.warning(
                 "%r ends with %d steps that are in no commit that it knows of%s: w.commit(), w.checkpoint() and "
                 "w.close() commit them, and so does leaving `with arc.writer() as w:` other than by an exception",
-                self, steps, "" if self._journal is None else ", and not all of them in its journal",
-            )  # fmt: skip
+                self,
+                steps,
+                "" if self._journal is None else ", and not all of them in its journal",
+            )
 
     def _tick(self) -> None:
         """Send off what is pending, called by the journal's thread."""

@@ -18,7 +18,7 @@ from tests.support.places import ROOT
 
 FIGURES = {
     "modules": 365,
-    "lines of the engine": 41_809,
+    "lines of the engine": 41_883,
     "modules that serve one sibling": 35,
     "modules named ...ing": 39,
     "records and protocols of the engine": 188,

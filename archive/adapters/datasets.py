@@ -79,9 +79,12 @@ def archive_dataset(
         for one in _each(episodes, where):
             ended = one.terminated or one.truncated
             w.add_episode(
-                one.steps, terminated=one.terminated if ended else None, truncated=one.truncated if ended else None,
-                metadata=one.metadata, last=ended,
-            )  # fmt: skip
+                one.steps,
+                terminated=one.terminated if ended else None,
+                truncated=one.truncated if ended else None,
+                metadata=one.metadata,
+                last=ended,
+            )
         return w.checkpoint(0, name, progress=dict(about)).result()
 
 

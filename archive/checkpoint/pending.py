@@ -80,8 +80,10 @@ class Pending:
         if missing:
             logger.warning(
                 "checkpoint %r has waited %.0f s for %s of this job, which has not saved its part: see whether it runs",
-                self.name, waited_s, ranks(missing),
-            )  # fmt: skip
+                self.name,
+                waited_s,
+                ranks(missing),
+            )
             self.tell("joining", waiting_for=list(missing))
 
     def done(self) -> bool:

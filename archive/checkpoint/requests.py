@@ -281,8 +281,10 @@ class _Watch:
             if absent and look_at_all:
                 logger.warning(
                     "the request for a checkpoint waits for %s of this job, after %.0f s; see whether it runs, and "
-                    "calls archive.checkpointing.requested() at every step", ranks(absent), wait.waited_s,
-                )  # fmt: skip
+                    "calls archive.checkpointing.requested() at every step",
+                    ranks(absent),
+                    wait.waited_s,
+                )
             if ends or not absent:
                 return list(found.values())
             if wait.over:

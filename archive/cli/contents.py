@@ -306,9 +306,12 @@ def _print_values(values: dict[str, Any], start: int) -> None:
 @click.option("--num-chunks", default=4, show_default=True, type=click.IntRange(1), help="Transitions to draw.")
 @click.option("--cache-size", default=5, show_default=True, type=click.IntRange(0), help="Newest trajectories to hold.")
 @click.option(
-    "--sample-window-size", default=0, show_default=True, type=click.IntRange(0),
+    "--sample-window-size",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0),
     help="Draw from that many of the newest trajectories; 0 for all.",
-)  # fmt: skip
+)
 @click.option("--checkpoint", "name", metavar="NAME", help="Default: the newest whole one; without any, all episodes.")
 @of_run
 @click.option("--buffer", default="replay", show_default=True, metavar="NAME")

@@ -30,9 +30,12 @@ ADAPTERS = {  # the module of each, and whether it takes checkpoints or episodes
 }
 OURS = {"run", "storage_options", "fields"}  # have options of their own
 adapter_option = click.option(
-    "--set", "given", multiple=True, metavar="KEY=VALUE",
+    "--set",
+    "given",
+    multiple=True,
+    metavar="KEY=VALUE",
     help="An option of the format's adapter, as in 'fps=10'; VALUE may be JSON. May be repeated.",
-)  # fmt: skip
+)
 
 
 def adapter(target: Target, verb: str, name: str, given: tuple[str, ...]) -> Callable[..., Any]:
@@ -74,9 +77,12 @@ def import_(target: Target, sources: tuple[str, ...], name: str, run: str, given
         with bar(f"import {name}", [arc]):
             made = read(list(sources) if len(sources) > 1 else sources[0], arc, run=run)
     about = {
-        "checkpoint": made.name, "commit": made.number, "step": made.step, "ranks": made.world_size,
+        "checkpoint": made.name,
+        "commit": made.number,
+        "step": made.step,
+        "ranks": made.world_size,
         "episodes": len(made.episodes),
-    }  # fmt: skip
+    }
     text = f"checkpoint {made.name!r} of {arc.url} has {about['episodes']} episodes of {', '.join(sources)}"
     target.answer(about, text)
 
@@ -105,11 +111,12 @@ ONLY_HTML = ("output", "world_size", "max_bytes", "tokenizer", "allow_missing")
 @click.argument("to", required=False)
 @click.option("--format", "-f", "name", type=click.Choice([*BULK, *ADAPTERS]), default="npz", show_default=True)
 @click.option(
-    "--html", metavar="WHAT",
+    "--html",
+    metavar="WHAT",
     help="A page instead, of an episode's id, of the 'best' one, of all 'episodes' that are chosen, of a checkpoint's "
     "name or "
     "the 'latest', of the 'archive'; with --output.",
-)  # fmt: skip
+)
 @click.option("--output", "-o", metavar="FILE", help="Where the page goes.")
 @click.option("--world-size", type=click.IntRange(1), metavar="N", help="The page of a checkpoint's plan for N ranks.")
 @click.option("--checkpoint", metavar="NAME", help="What is live in it ('latest': the newest whole one).")
@@ -117,9 +124,12 @@ ONLY_HTML = ("output", "world_size", "max_bytes", "tokenizer", "allow_missing")
 @where()
 @weights
 @click.option(
-    "--field", "fields", multiple=True, metavar="NAME",
+    "--field",
+    "fields",
+    multiple=True,
+    metavar="NAME",
     help="npz, parquet, an episode's page: only these. May be repeated.",
-)  # fmt: skip
+)
 @click.option(
     "--max-bytes", type=click.IntRange(1), metavar="N", help="Of an episode's page; it names what is left out."
 )

@@ -44,9 +44,12 @@ class Target:
         import archive
 
         given = {
-            "commit": self.commit, "storage_options": self.storage_options, "deadline_s": self.deadline_s,
-            "allow_bases": self.allow_bases, "single_writer": self.single_writer,
-        }  # fmt: skip
+            "commit": self.commit,
+            "storage_options": self.storage_options,
+            "deadline_s": self.deadline_s,
+            "allow_bases": self.allow_bases,
+            "single_writer": self.single_writer,
+        }
         return archive.open(how.pop("url", self.url), **(given | how))
 
     def answer(self, document: Any, text: str | Callable[[], None]) -> None:
@@ -93,9 +96,11 @@ _SINGLE_WRITER = click.option(
 
 
 _COMMIT = click.option(
-    "--commit", metavar="N|TAG", help="As of that commit.",
+    "--commit",
+    metavar="N|TAG",
+    help="As of that commit.",
     callback=lambda ctx, param, text: int(text) if text and text.isdecimal() else text,
-)  # fmt: skip
+)
 _OF_TARGET = ("url", "commit", "as_json", "deadline_s", "allow_bases", "single_writer")
 
 

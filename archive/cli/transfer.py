@@ -108,9 +108,12 @@ def reshard(target: Target, world_size: int, to: str, copy: bool, verify: bool, 
     "--min-alive", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Shards below are rewritten."
 )
 @click.option(
-    "--min-full", type=click.FloatRange(0, 1), default=0.25, show_default=True,
+    "--min-full",
+    type=click.FloatRange(0, 1),
+    default=0.25,
+    show_default=True,
     help="Shards of a buffer with less of a full one's bytes are joined; 0: none.",
-)  # fmt: skip
+)
 @click.option("--yes", is_flag=True, help="Do it; without this, say what would be done.")
 @on_archive(time_travel=False, writes=True)
 def compact(target: Target, min_alive: float, min_full: float, yes: bool) -> None:

@@ -124,9 +124,10 @@ def repair(target: Target, yes: bool) -> None:
 @click.option("--keep-within", metavar="TIME", help="Those of the last 7d (s, m, h, d, w) stay, by the store's clock.")
 @click.option("--keep-best", metavar="METRIC[:min|max][:N]", help="The best stay, as in return:3 or loss:min:3.")
 @click.option(
-    "--episodes", type=click.Choice(["unreferenced", "superseded"]),
+    "--episodes",
+    type=click.Choice(["unreferenced", "superseded"]),
     help="Episodes that no such checkpoint holds go, or only steps that newer ones took the place of.",
-)  # fmt: skip
+)
 @where("Episodes that meet it may go, as in 'return < 0'.")
 @click.option("--id", "ids", multiple=True, metavar="ID", help="This episode may go. May be repeated.")
 @of_run

@@ -24,9 +24,12 @@ LOOPBACK = "127.0.0.1"
 @click.command()
 @click.option("--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="Default: one that is free.")
 @click.option(
-    "--host", default=LOOPBACK, show_default=True, metavar="ADDRESS",
+    "--host",
+    default=LOOPBACK,
+    show_default=True,
+    metavar="ADDRESS",
     help="Another lets other machines in, who have the URL; it is not encrypted.",
-)  # fmt: skip
+)
 @click.option("--read-only", is_flag=True, help="Nobody may label here.")
 @click.option("--labels", "file", metavar="FILE", help="JSON of the labels that one may set, and their keys.")
 @click.option("--by", metavar="NAME", help="Who labels. Default: the name you are logged in by.")

@@ -225,9 +225,12 @@ def _array(shard: str, name: str, columns: Mapping[str, Ints], rows: Ints, membe
     if name and (columns["chunk"] != np.arange(len(rows))).any():
         raise CorruptManifestError(f"the chunk table lacks chunks of {name!r} in {shard}; run `archive verify`")
     return ArrayChunks(
-        max(1, int(columns["rows"][0])), columns["offset"], columns["size"], columns["crc32c"],
+        max(1, int(columns["rows"][0])),
+        columns["offset"],
+        columns["size"],
+        columns["crc32c"],
         [members[row] for row in rows.tolist()],
-    )  # fmt: skip
+    )
 
 
 def _shard(shard: str, arrays: dict[str, ArrayChunks]) -> ShardIndex:

@@ -45,9 +45,11 @@ class EpisodeIndex:
     """
 
     def __init__(
-        self, snapshot: Snapshot, live: Callable[[], Ints] | None = None,
+        self,
+        snapshot: Snapshot,
+        live: Callable[[], Ints] | None = None,
         branch: tuple[str, Sequences | None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.snapshot = snapshot
         self._live = live
         self._branch = branch

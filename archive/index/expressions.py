@@ -208,7 +208,7 @@ class Met(NamedTuple):
 
 def matching(
     condition: Any, column: Callable[[str], Any], count: int, names: Callable[[str], Iterable[str]] = lambda _: COLUMNS
-) -> Met:  # fmt: skip
+) -> Met:
     """The rows of a table that meet a condition: text, or an Arrow expression over the columns that `names` gives of
     its text."""
     import pyarrow as pa

@@ -286,7 +286,7 @@ def _fresh_rows(kind: str, entry: RunEntry, found: Mapping[int, RankTail]) -> pa
 
 def _with_fresh(
     snapshot: Snapshot, entry: RunEntry, found: Mapping[int, RankTail], columns: tuple[str, ...]
-) -> pa.Table:  # fmt: skip
+) -> pa.Table:
     """The segments table, and after it the rows of the tails, as a commit after this one brings them."""
     import pyarrow as pa
 
@@ -296,7 +296,7 @@ def _with_fresh(
 
 def _spared(
     snapshot: Snapshot, entry: RunEntry, base: RecoveryBase, found: Mapping[int, RankTail]
-) -> dict[str, list[Stretch]]:  # fmt: skip
+) -> dict[str, list[Stretch]]:
     """Buffer -> steps that a recovery keeps although they were removed, for their training is taken back with the
     weights: those of the newest revision of each such episode, as the session sees it.
 
@@ -337,8 +337,11 @@ def _tell(run: str, made: Commit, found: Mapping[int, RankTail], fold: SessionFo
     for (rank, buffer, name), count in fold.lacking.items():
         logger.warning(
             "column %r of buffer %r, rank %d: %d steps were journaled without a value; they have NaN, or 0, there",
-            name, buffer, rank, count,
-        )  # fmt: skip
+            name,
+            buffer,
+            rank,
+            count,
+        )
     name = "" if made.checkpoint is None else made.checkpoint.name
     logger.info("run %r: checkpoint %r, commit %d, has what was journaled", run, name, made.number)
 
@@ -352,8 +355,10 @@ def leave_behind(storage: Storage, head: Commit, run: str, left: Mapping[int, in
         logger.warning(
             "run %r: commit %d has a checkpoint of session %r that was made after it was decided what the session that "
             "begins now goes on from; it is left behind: a start that is to have it begins from it",
-            run, mark.commit, mark.session,
-        )  # fmt: skip
+            run,
+            mark.commit,
+            mark.session,
+        )
     recovered = None
     if mark is not None and (mark.commit, mark.session) == (start.checkpoint, entry.session):
         recovered = Checkpoints(storage, head).at_commit(mark.commit, mark.manifest).record.recovered
@@ -378,5 +383,8 @@ def _tell_damage(run: str, found: Mapping[int, RankTail]) -> None:
         if one.ended == tails.DAMAGED:
             logger.warning(
                 "run %r: the journal of rank %d ends before number %d: %s; what was journaled from there on is lost",
-                run, one.rank, one.next, one.why,
-            )  # fmt: skip
+                run,
+                one.rank,
+                one.next,
+                one.why,
+            )

@@ -180,7 +180,7 @@ class _TailReader:
 
     def __init__(
         self, storage: Storage, head: Commit, run: str, rank: int, room: _Room, pool: ThreadPoolExecutor
-    ) -> None:  # fmt: skip
+    ) -> None:
         entry = head.runs[run]
         self._storage = storage
         self._head = head
@@ -273,9 +273,7 @@ class _TailReader:
         if self._tick:
             why += f"; the tick that begins with number {self._start + held.objects} is not complete"
         counts = counted(held.table("segments"))
-        return RankTail(
-            self._rank, self._start, self._start + held.objects, *counts, held.nbytes, ended, why, held
-        )  # fmt: skip
+        return RankTail(self._rank, self._start, self._start + held.objects, *counts, held.nbytes, ended, why, held)
 
 
 def index_at(storage: Storage, key: str) -> TickIndex:

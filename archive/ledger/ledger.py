@@ -224,9 +224,12 @@ class Ledgers:
         waiting, running, done = found.far_along()
         logger.info(
             "ledger %r: %d rollouts drawn and not started, %d started and not sealed; %d sealed kept%s",
-            name, waiting, running, done,
+            name,
+            waiting,
+            running,
+            done,
             f"; {found.undone} trained after the checkpoint, to be trained again" if found.undone else "",
-        )  # fmt: skip
+        )
         holders = self._holders() if done else {}
         return found.dealt(self.place.rank, self.place.world_size, holders.get)
 
@@ -249,8 +252,10 @@ class Ledgers:
                 "ledger %r: an earlier session of run %r left %d keys in flight, of which this one knows nothing, as "
                 "its writer was opened without resume=: to go on with them, open it with arc.writer(resume=arc.recover("
                 ")), or on other ranks with resume=resharding.plan(checkpoint, world_size=...).share(rank)",
-                name, run, left,
-            )  # fmt: skip
+                name,
+                run,
+                left,
+            )
 
     def send(self) -> None:
         """Hand in what was said, after all that is ready for the store: so a sealed episode's rows come before."""

@@ -62,9 +62,12 @@ class Archived:
     """Episodes by id, as a session sees them. It reads tables when it is first asked, and later what is new."""
 
     def __init__(
-        self, storage: Storage, head: Callable[[], Commit], branch: tuple[str, Sequences | None],
+        self,
+        storage: Storage,
+        head: Callable[[], Commit],
+        branch: tuple[str, Sequences | None],
         settle: Callable[[Sequence[str], bool], bool] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """head: gives the newest commit that counts. settle(ids, whole): commits what of
         them is in no commit yet; whether it did. whole: they are there, and have ended."""
         self._storage, self._head, self._branch, self._settle = storage, head, branch, settle
@@ -190,13 +193,15 @@ class LedgerQueries(ABC):
         nulls = [None] * len(how)
         over: list[list[Any]] = [last, nulls, how, nulls]
         number, sibling, state, episode = ([*ended, *mine] for ended, mine in zip(over, columns, strict=True))
-        return pa.table({
-            "key": pa.concat_arrays([text, pa.array(texts(keys), pa.string())]),
-            "round": pa.array(number, pa.int64()),
-            "sibling": pa.array(sibling, pa.int64()),
-            "state": pa.array(state, pa.string()),
-            "episode_id": pa.array(episode, pa.string()),
-        })  # fmt: skip
+        return pa.table(
+            {
+                "key": pa.concat_arrays([text, pa.array(texts(keys), pa.string())]),
+                "round": pa.array(number, pa.int64()),
+                "sibling": pa.array(sibling, pa.int64()),
+                "state": pa.array(state, pa.string()),
+                "episode_id": pa.array(episode, pa.string()),
+            }
+        )
 
 
 class TrainedBatch(NamedTuple):

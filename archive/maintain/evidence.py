@@ -137,9 +137,7 @@ class Evidence:
         return [one for one in self.seen if head.archive in ("", one.seen.archive)]
 
 
-def leftovers(
-    storage: Storage, history: History, needed: Iterable[str], evidence: Evidence
-) -> list[tuple[str, str]]:  # fmt: skip
+def leftovers(storage: Storage, history: History, needed: Iterable[str], evidence: Evidence) -> list[tuple[str, str]]:
     """Objects that no commit names, or one for several of one rank, and what they would have been: but for journals
     that can still be recovered; nothing where the store cannot say what there is, or a later commit what it names (of
     an archive that is open at an earlier one). needed: shards and chunk files that rows are known to name. Adds to

@@ -59,7 +59,7 @@ def plan(log: CommitLog, asked: ForgetRequest, shown: Shown, redaction: Redactio
         forgetting = _Forgetting(asked, redaction, decision)
         commit = _commit(
             log, forgetting, f"forget/{new_session()}", checkpoints=plan.checkpoints_gone, episodes=plan.episodes_gone
-        )  # fmt: skip
+        )
         shown(commit)
         return replace(plan, made=commit)
 
@@ -115,7 +115,7 @@ class _Forgetting:
 
     def __init__(
         self, asked: ForgetRequest, redaction: Redaction | None = None, planned: Decision | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.asked = asked
         self._redaction = redaction
         self._planned = planned
@@ -131,9 +131,11 @@ class _Forgetting:
         made = self._again(parent, attempt) or self._anew(parent, attempt)
         decision, storage = made.decision, attempt.storage
         removed = {
-            "checkpoints": len(decision.fates) - len(decision.kept), "episodes": decision.episodes_gone,
-            "objects": len(made.gone), "bytes": sum(made.gone.values()),
-        }  # fmt: skip
+            "checkpoints": len(decision.fates) - len(decision.kept),
+            "episodes": decision.episodes_gone,
+            "objects": len(made.gone),
+            "bytes": sum(made.gone.values()),
+        }
         if self._redaction is not None:
             told = self._redaction.told(decision, made)
             if told.obstacles:
@@ -174,15 +176,18 @@ class _Forgetting:
 
 def _commit(
     log: CommitLog, forgetting: _Forgetting, transaction: str, requires: Sequence[Requirement] = (), **about: Any
-) -> Commit:  # fmt: skip
+) -> Commit:
     """Commit a forgetting. about: what is known of it before, for who traces."""
     with operation("forget", **about) as done:
         made = log.commit(transaction, Change("forget", forgetting.adds, requires))
     gone = (made.removed.get("checkpoints", 0), made.removed.get("episodes", 0))
     logger.info(
-        "commit %d let go of %d checkpoints and %d episodes (%s), %.1f s", made.number, *gone, forgetting.asked,
+        "commit %d let go of %d checkpoints and %d episodes (%s), %.1f s",
+        made.number,
+        *gone,
+        forgetting.asked,
         done.seconds,
-    )  # fmt: skip
+    )
     return made
 
 

@@ -116,9 +116,7 @@ def no_longer(storage: Storage, before: Collection[str], after: Collection[str])
     return sizes(storage, keys)
 
 
-def note_forgotten(
-    storage: Storage, parent: Commit, gone: Sizes, back: Collection[str] = ()
-) -> tuple[FileRef, ...]:  # fmt: skip
+def note_forgotten(storage: Storage, parent: Commit, gone: Sizes, back: Collection[str] = ()) -> tuple[FileRef, ...]:
     """The files of the forgotten table with these objects added, and those taken out that are led to again.
 
     Few files are made of many: those that are folded into the new one are objects that go, too.

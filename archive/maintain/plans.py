@@ -192,9 +192,11 @@ class ForgetPlan(UpkeepPlan):
     def to_json(self) -> dict[str, Any]:
         """The plan as values of JSON."""
         goes = {
-            "checkpoints": self.checkpoints_gone, "episodes": self.episodes_gone, "objects": self.objects,
+            "checkpoints": self.checkpoints_gone,
+            "episodes": self.episodes_gone,
+            "objects": self.objects,
             "bytes": self.bytes,
-        }  # fmt: skip
+        }
         checkpoints = [
             _some(one, "commit", "run", "name", "step", "stays")
             | {"created_at": one.created_at.isoformat(), "reasons": list(one.reasons)}
@@ -215,13 +217,16 @@ class ForgetPlan(UpkeepPlan):
         """A summary of what goes, for people."""
         every = sum(one.episodes for one in self.episodes if not one.superseded)  # each episode is in one group
         return {
-            "forget": self.asked, "at": self.url, "as of commit": self.as_of,
+            "forget": self.asked,
+            "at": self.url,
+            "as of commit": self.as_of,
             "checkpoints that go": f"{self.checkpoints_gone} of {len(self.checkpoints)}",
             "episodes that go": f"{self.episodes_gone} of {every}",
             "objects that go": f"{self.objects}, {size(self.bytes)}",
             "redacts": None if self.redacted is None else str(self.redacted),
-            "stands in the way": "; ".join(self.obstacles) or None, "done by commit": _number(self.made),
-        }  # fmt: skip
+            "stands in the way": "; ".join(self.obstacles) or None,
+            "done by commit": _number(self.made),
+        }
 
     @property
     def tables(self) -> list[Table]:
@@ -332,11 +337,14 @@ class PrunePlan(UpkeepPlan):
     def to_json(self) -> dict[str, Any]:
         """The plan as values of JSON."""
         return {
-            **_some(self, "url", "as_of", "older_than_s", "versioned", "deleted"), "clock": self.clock.isoformat(),
-            "goes": {"objects": self.objects, "bytes": self.bytes}, "groups": [asdict(one) for one in self.groups],
+            **_some(self, "url", "as_of", "older_than_s", "versioned", "deleted"),
+            "clock": self.clock.isoformat(),
+            "goes": {"objects": self.objects, "bytes": self.bytes},
+            "groups": [asdict(one) for one in self.groups],
             "objects": [_some(one, "key", "bytes", "reason", "why") for one in self.going],
-            "commit": _number(self.made), "errors": dict(self.errors),
-        }  # fmt: skip
+            "commit": _number(self.made),
+            "errors": dict(self.errors),
+        }
 
     @property
     def about(self) -> dict[str, Any]:

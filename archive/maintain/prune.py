@@ -216,8 +216,10 @@ def _carry_out(
             left = (tablefiles.write(storage, session, "forgotten", kept),) if kept.num_rows else None
         removed = {"objects": len(listed), "bytes": sum(one.bytes for one in listed)}
         return {}, {
-            "pruned": tablefiles.write(storage, session, "pruned", table), "forgotten": left, "removed": removed
-        }  # fmt: skip
+            "pruned": tablefiles.write(storage, session, "pruned", table),
+            "forgotten": left,
+            "removed": removed,
+        }
 
     made = None
     with contextlib.suppress(_NothingToListError):
@@ -226,9 +228,10 @@ def _carry_out(
     pinned = read_pins(storage)  # again: what was pinned before the commit was made and after it was drafted
     keys = [one.key for one in going]
     errors = storage.delete_many(
-        _members(storage, [key for key in keys if key not in pinned]), per_second=per_second,
+        _members(storage, [key for key in keys if key not in pinned]),
+        per_second=per_second,
         told=None if progress is None else _telling(progress, len(keys)),
-    )  # fmt: skip
+    )
     told = {key: str(error) for key, error in errors.items()}
     return replace(planned, made=made, deleted=len(keys) - len(told), errors=told)
 

@@ -29,7 +29,7 @@ Location = dict[str, Any]  # the columns of a row that say where its steps are s
 
 def write(
     storage: Storage, layout: str, session: str, groups: Sequence[tuple[Snapshot, Steps]]
-) -> tuple[list[Location], FileRef]:  # fmt: skip
+) -> tuple[list[Location], FileRef]:
     """Write groups of pieces, each group to shards of its own: the place of each piece, one group after the other, and
     the file with the chunk rows of these shards.
 
@@ -51,7 +51,7 @@ def cut(row: Mapping[str, Any], lo: int, hi: int) -> dict[str, Any]:
 
 def _written(
     snapshot: Snapshot, layout: str, session: str, pieces: Steps, group: int
-) -> tuple[list[Location], pa.Table]:  # fmt: skip
+) -> tuple[list[Location], pa.Table]:
     shards = ShardWriter(snapshot.storage, layout)
     pipeline = Pipeline(shards, ShardObjects(shards, session, group))
     places: dict[int, Location] = {}

@@ -126,7 +126,7 @@ def _text(snapshot: Snapshot, name: str) -> pa.ChunkedArray:
 
 def _decided(
     snapshot: Snapshot, asked: ForgetRequest, every: Sequence[CheckpointFate], known: Mapping[int, Commit]
-) -> Decision:  # fmt: skip
+) -> Decision:
     """The decision with these checkpoints kept."""
     rows = _ByEpisode(snapshot)
     if not asked.lets_episodes_go:

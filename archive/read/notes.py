@@ -130,9 +130,7 @@ def label_all(episodes: Chosen, said: Mapping[str, Any], by: str | None = None) 
         index.snapshot.later.show(_label(log, lambda parent: rows, by, [there]))
 
 
-def label(
-    log: CommitLog, index: EpisodeIndex, said: Mapping[str, Mapping[str, Any]], by: str | None = None
-) -> Commit:  # fmt: skip
+def label(log: CommitLog, index: EpisodeIndex, said: Mapping[str, Mapping[str, Any]], by: str | None = None) -> Commit:
     """Say of episodes, by id, what is said of each; the commit. NotFoundError if there is none of some id.
 
     index: the episodes as they were seen last, which saves reading them again.
@@ -161,16 +159,14 @@ def check_key(key: str) -> str:
 
 def _by_id(
     known: EpisodeIndex, ids: Sequence[str], keys: Sequence[str], texts: Sequence[str | None], parent: Commit
-) -> pa.Table:  # fmt: skip
+) -> pa.Table:
     """A row for each of these, of the episode as it stands at a commit."""
     storage, same = known.snapshot.storage, known.snapshot.commit.same_episodes(parent)
     index = known if same else EpisodeIndex(Snapshot(storage, parent))
     return _rows(index, numbers_of(index, ids, "nothing was said of any"), keys, texts, np.arange(len(keys)))
 
 
-def _rows(
-    index: EpisodeIndex, numbers: Ints, keys: Sequence[str], texts: Sequence[str | None], of: Ints
-) -> pa.Table:  # fmt: skip
+def _rows(index: EpisodeIndex, numbers: Ints, keys: Sequence[str], texts: Sequence[str | None], of: Ints) -> pa.Table:
     """Rows that say keys[of[i]] and texts[of[i]] of the newest segment of episode numbers[i]."""
     import pyarrow as pa
 
@@ -182,7 +178,7 @@ def _rows(
 @timed("label")
 def _label(
     log: CommitLog, rows: Callable[[Commit], pa.Table], by: str | None, requires: Sequence[Requirement] = ()
-) -> Commit:  # fmt: skip
+) -> Commit:
     """Commit labels. rows: gives those to commit after a commit, but for who and when."""
 
     def adds(parent: Commit, attempt: Attempt) -> Addition:
@@ -214,7 +210,7 @@ def add(log: CommitLog, known: EpisodeIndex, given: Fields, provenance: Any, by:
 @timed("add_fields")
 def write(
     log: CommitLog, reader: Reader, made: Iterable[tuple[Spans, StoredFields]], provenance: Any, by: str | None
-) -> Commit:  # fmt: skip
+) -> Commit:
     """Write late fields of episodes, each with its steps, as they are made; then commit them all."""
     why = None if provenance is None else jsontree.dumps(provenance, where="provenance")
     if by is not None:
@@ -278,9 +274,11 @@ def map_all(
 
 
 def _made(
-    episodes: Chosen, streamed: Iterable[tuple[Any, dict[str, Any]]], fn: Callable[..., Mapping[Any, Any]],
+    episodes: Chosen,
+    streamed: Iterable[tuple[Any, dict[str, Any]]],
+    fn: Callable[..., Mapping[Any, Any]],
     adds: Sequence[Any] | None,
-) -> Iterator[tuple[Spans, StoredFields]]:  # fmt: skip
+) -> Iterator[tuple[Spans, StoredFields]]:
     spans = episodes.step_spans()
     known, steps = episodes.reader.shown(spans).schemas, spans.lengths().tolist()
     wanted = None if adds is None else {to_path(name) for name in ([adds] if isinstance(adds, str) else adds)}

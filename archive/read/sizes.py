@@ -21,9 +21,7 @@ COLUMNS = ("extents", "length")
 TEXT = ("str", "json")
 
 
-def of_spans(
-    spans: Spans, rows: pa.Table, schemas: Sequence[ShardSchema], code: Ints, selection: Selection
-) -> Ints:  # fmt: skip
+def of_spans(spans: Spans, rows: pa.Table, schemas: Sequence[ShardSchema], code: Ints, selection: Selection) -> Ints:
     """Bytes of each episode in the fields selected; `rows` are COLUMNS of the segments table, one row a span, and
     `code` is the number of the schema that each has.
 

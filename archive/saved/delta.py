@@ -52,8 +52,9 @@ class Delta:
         """Its columns by their paths in the Zarr group of a tick's object, in stored form."""
         return {
             _path(buffer, name): np.concatenate([one.column.array for one in values])
-            for buffer, of in self.columns.items() for name, values in of.items()
-        }  # fmt: skip
+            for buffer, of in self.columns.items()
+            for name, values in of.items()
+        }
 
     @property
     def entries(self) -> dict[str, dict[str, TickColumn]]:

@@ -130,9 +130,10 @@ class SessionFold:
             mine, (_, buffer) = self._of(rest, owner), owner
             env, position, alone = mine["env"], mine["position"], mine["env"] < 0
             yield mine.beside(
-                owner=np.full(len(mine), self._owners[rank, buffer]), env=np.where(alone, env, env + rows[buffer]),
+                owner=np.full(len(mine), self._owners[rank, buffer]),
+                env=np.where(alone, env, env + rows[buffer]),
                 position=np.where(alone, position + ends[buffer], position),
-            )  # fmt: skip
+            )
             rows[buffer] += int(env.max(initial=-1)) + 1
             ends[buffer] += int((position + np.maximum(mine.length, 1))[alone].max(initial=0))
 
@@ -267,7 +268,7 @@ class _Numbers(dict[Any, int]):
 
 def _ends(
     segments: pa.Table, buffer: str, following: Mapping[int, int], opened: Mapping[int, str]
-) -> tuple[dict[int, int], dict[int, str]]:  # fmt: skip
+) -> tuple[dict[int, int], dict[int, str]]:
     """Env row of a buffer -> the position of its next step, and the id of the episode that is open there: as it was
     before, and as rows of ticks say. An episode that was added without an env row is never open: no step can follow it
     there."""

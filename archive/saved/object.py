@@ -121,7 +121,7 @@ class Part(SavedObject[PartIndex]):
 
     def __init__(
         self, storage: Storage, key: str, nonce: str | None = None, remedy: Callable[[], str] | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         """remedy: what errors say of going on without it."""
         super().__init__(key, storage.full_url(key))
         self.storage = storage

@@ -103,13 +103,16 @@ def stage(
     left_out = tables.concat("live", [c.left_out for c in cuts if len(c.left)])
     git = index.lineage.git if request.folder is None else git_revision(request.folder)
     index = replace(
-        index, sequence=max(index.sequence, rows.next_sequence),
-        journal=journal if index.journal is None else index.journal, lineage=replace(index.lineage, git=git),
+        index,
+        sequence=max(index.sequence, rows.next_sequence),
+        journal=journal if index.journal is None else index.journal,
+        lineage=replace(index.lineage, git=git),
         columns={c.name: {n: draft.column(c.name, n, column) for n, column in c.columns.items()} for c in cuts},
         attributes={c.name: {n: draft.attribute(c.name, n, text) for n, text in c.attributes.items()} for c in cuts},
         states={**(states or {}), **{c.name: draft.state(c.name, c.state) for c in cuts if c.state is not None}},
-        rows=PartRows(*(table.num_rows for table in (*rows, left_out))), buffers={c.name: _buffer(c) for c in cuts},
-    )  # fmt: skip
+        rows=PartRows(*(table.num_rows for table in (*rows, left_out))),
+        buffers={c.name: _buffer(c) for c in cuts},
+    )
     held = {"segments": rows.segments, "chunks": rows.chunks, "live": live}
     some = {"ledger": rows.ledger, "left_out": left_out}
     if request.unconsumed is not None:

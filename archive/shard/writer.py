@@ -229,9 +229,7 @@ def _metadata(
     return [_json(_ROOT, root), *(_json(key, node) for key, node in nodes.items())]
 
 
-def _describe(
-    group: zarr.Group, path: str, array: Array, rows: int, compression: str | None, names: list[str]
-) -> None:  # fmt: skip
+def _describe(group: zarr.Group, path: str, array: Array, rows: int, compression: str | None, names: list[str]) -> None:
     import numpy as np
     from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, VLenUTF8Codec, ZstdCodec
 

@@ -46,7 +46,7 @@ def series_of(found: Mapping[str, pa.Table], column: str = "return") -> tuple[di
             updates[name] if known else np.arange(table.num_rows, dtype=float), numbers(table[column].to_pylist())
         )
         for name, table in found.items()
-    }  # fmt: skip
+    }
     return out, UPDATES if known else ORDER
 
 

@@ -250,10 +250,13 @@ def _player(steps: int) -> Markup:
         return Markup("")
     speeds = [tag("option", f"{n} a second", value=n, selected="" if n == 10 else None) for n in (2, 10, 30, 60)]
     return tag(
-        "div", tag("button", "Play", id="play", type="button"),
+        "div",
+        tag("button", "Play", id="play", type="button"),
         tag("input", id="step", type="range", min=0, max=steps - 1, value=0, aria_label="step"),
-        tag("span", id="at"), tag("select", *speeds, id="speed", aria_label="steps a second"), id="player",
-    )  # fmt: skip
+        tag("span", id="at"),
+        tag("select", *speeds, id="speed", aria_label="steps a second"),
+        id="player",
+    )
 
 
 def _folded(numbers: Mapping[str, Markup]) -> Markup:

@@ -33,9 +33,12 @@ def block(heading: str, *content: Any) -> Markup:
 
 
 def document(
-    title: str, content: Sequence[Any], played: Any = None, styles: Sequence[str] = ("page",),
+    title: str,
+    content: Sequence[Any],
+    played: Any = None,
+    styles: Sequence[str] = ("page",),
     scripts: Sequence[str] = ("page",),
-) -> str:  # fmt: skip
+) -> str:
     """The whole page. `played`: what its scripts show; without it there are none."""
     head = tag(
         "head", tag("meta", charset="utf-8"), tag("meta", name="viewport", content="width=device-width"),

@@ -63,12 +63,14 @@ def checkpoint(per_rank: Mapping[int, int], buffers: Any, discarded: Any, progre
     ranks = {f"rank {rank}": steps for rank, steps in list(per_rank.items())[:MAX_RANKS]}
     left = len(per_rank) - len(ranks)
     held = [[name, b["steps"], b["episodes"], ", ".join(b["columns"])] for name, b in buffers.items()]
-    return join([
-        section("Live steps", charts.bars(ranks), f"and {left} more ranks" if left else ""),
-        section("Buffers", _listed(("buffer", "steps", "episodes", "columns"), held)),
-        _losses("Left out", discarded),
-        _as_json("Progress", progress),
-    ])  # fmt: skip
+    return join(
+        [
+            section("Live steps", charts.bars(ranks), f"and {left} more ranks" if left else ""),
+            section("Buffers", _listed(("buffer", "steps", "episodes", "columns"), held)),
+            _losses("Left out", discarded),
+            _as_json("Progress", progress),
+        ]
+    )
 
 
 def _losses(title: str, counts: Mapping[str, Mapping[str, int]]) -> Markup:

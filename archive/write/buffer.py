@@ -190,9 +190,7 @@ class Buffer:
             taken = self._intake.take(steps, declared or self._declared)
             weights = intake.weights(model_weights_uuid, update_count, self._step_weights, taken.fields)
             metadata = intake.own_metadata(metadata)
-            rows = intake.rows(
-                taken.fields.length, env_ids, first, last, episode_ids, terminated, truncated, positions
-            )  # fmt: skip
+            rows = intake.rows(taken.fields.length, env_ids, first, last, episode_ids, terminated, truncated, positions)
             _, given = self._assigned(rows, taken, metadata)
             self._keep(taken, weights, given, owned=owned)
             return spans(given.lo, given.length)
@@ -301,8 +299,10 @@ class Buffer:
                     "buffer %r: %d steps of %d env rows were overwritten before they were appended, and are lost to "
                     "the archive; append more often, or make the ring longer. More of them are counted in `discarded` "
                     "of the checkpoints",
-                    self.name, steps, episodes,
-                )  # fmt: skip
+                    self.name,
+                    steps,
+                    episodes,
+                )
             self.losses.add("overwritten", episodes, steps)
 
     def remove(self, episode_ids: str | Iterable[str], missing: str = "error") -> int:
@@ -366,8 +366,10 @@ class Buffer:
 
         runs, names = self.live_runs()
         columns = {
-            "env_id": pa.array(runs.stream, mask=runs.stream == NO_ENV), "position": runs.lo, "length": runs.length,
-        }  # fmt: skip
+            "env_id": pa.array(runs.stream, mask=runs.stream == NO_ENV),
+            "position": runs.lo,
+            "length": runs.length,
+        }
         return pa.table({**columns, "episode_id": pa.array(names, pa.string())})
 
     @contextmanager

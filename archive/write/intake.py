@@ -276,10 +276,11 @@ def rows(
         ended = [mask for mask in (masks["terminated"], masks["truncated"]) if mask is not None]
         masks["last"] = np.logical_or.reduce(ended)
     return AppendedRows(
-        given_envs if by_runs else env_ids(given_envs, length), **masks,
+        given_envs if by_runs else env_ids(given_envs, length),
+        **masks,
         episode_ids=None if episode_ids is None else texts(episode_ids, length, "episode_ids"),
         positions=None if positions is None else np.broadcast_to(whole_numbers(positions, "positions"), length),
-    )  # fmt: skip
+    )
 
 
 def whole_numbers(value: Any, what: str) -> Ints:

@@ -269,7 +269,7 @@ def joined(runs: Steps) -> Steps:
 
 def _incomplete(
     runs: Steps, records: EpisodeRecords, following: Mapping[int, int]
-) -> tuple[dict[str, dict[str, int]], Any]:  # fmt: skip
+) -> tuple[dict[str, dict[str, int]], Any]:
     """Live episodes that lack steps or their end, and their live steps, counted by what they lack; mask of the others'
     runs. following: env row -> its next position, where an episode is open."""
     numbers, episode = np.unique(runs["episode"], return_inverse=True)
@@ -288,7 +288,7 @@ def _incomplete(
 
 def _lack(
     number: int, records: EpisodeRecords, live: int, begun: set[tuple[int, int, int]], following: Mapping[int, int]
-) -> str:  # fmt: skip
+) -> str:
     """Why an episode is not complete: its first step is not live, or the last, or one between; "" if it is.
     live: how many steps are; begun: episode, env row and position where runs of live steps begin."""
     record, end = records[number], records.end(number)

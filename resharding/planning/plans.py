@@ -146,9 +146,12 @@ class Plan:
     def about(self) -> dict[str, Any]:
         """A few words on the plan, for people."""
         return {
-            "checkpoint": self.checkpoint.name, "source ranks": self.checkpoint.world_size,
-            "target ranks": self.world_size, "as it was": self.is_identity, "only": self.conditions,
-        }  # fmt: skip
+            "checkpoint": self.checkpoint.name,
+            "source ranks": self.checkpoint.world_size,
+            "target ranks": self.world_size,
+            "as it was": self.is_identity,
+            "only": self.conditions,
+        }
 
     def plot(self) -> Any:
         """Draw which target rank gets how many steps of which source rank; Matplotlib's Axes. Reads no data."""

@@ -177,9 +177,12 @@ class ShareBuffer:
             own.env, own.place, own.renumbered = int(where.env_id[i]), i, bool(moved[i])
             own.roles = roles[kind[i]]
             own.lineage = {
-                "episode_id": ep.id, "rank": int(where.source_rank[i]), "env_id": int(where.source_env[i]),
-                "start": start[i], "stop": stop[i],
-            }  # fmt: skip
+                "episode_id": ep.id,
+                "rank": int(where.source_rank[i]),
+                "env_id": int(where.source_env[i]),
+                "start": start[i],
+                "stop": stop[i],
+            }
             yield own
 
     # -- what fields its steps have ------------------------------------------------------------------------------------

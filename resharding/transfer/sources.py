@@ -164,7 +164,7 @@ def _check_there(source: Archive, keys: Collection[str]) -> None:
 
 def copied(
     source: Archive, rows: pa.Table, archive: Archive, moved: Progress, session: str, *, verify: bool
-) -> pa.Table:  # fmt: skip
+) -> pa.Table:
     """Rows of the source's segments or late table after their shards were copied, with one chunk table of their own."""
     if not rows.num_rows:
         return rows

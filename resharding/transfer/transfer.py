@@ -168,9 +168,12 @@ class _Recipient:
         if isinstance(self.to, Archive):
             return self.to.refresh()
         return open_archive(
-            self.to, create=create, storage_options=self.storage_options, allow_bases=self.allow_bases,
+            self.to,
+            create=create,
+            storage_options=self.storage_options,
+            allow_bases=self.allow_bases,
             single_writer=self.single_writer,
-        )  # fmt: skip
+        )
 
     def moved(self, done: int, total: int) -> None:
         """Say how many of the shards of a source are there."""

@@ -145,9 +145,11 @@ class _Writing:
         arrays.setdefault("timestamp", np.arange(length, dtype=np.float32) / np.float32(self._fps))
         check_times(arrays["timestamp"], self._fps)
         return {n: a if isinstance(a, Ragged) else row(a, length, n) for n, a in arrays.items()} | {
-            "frame_index": np.arange(length), "episode_index": np.full(length, len(self._listed)),
-            "index": np.arange(self._frames, self._frames + length), "task_index": indices[within],
-        }  # fmt: skip
+            "frame_index": np.arange(length),
+            "episode_index": np.full(length, len(self._listed)),
+            "index": np.arange(self._frames, self._frames + length),
+            "task_index": indices[within],
+        }
 
     def _kind(self, name: str, array: Array | Ragged) -> str | None:
         """ "video" or "image", what a field of pictures is written as; None of what is written as numbers."""

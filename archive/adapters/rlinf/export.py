@@ -40,11 +40,12 @@ def write(storage: Storage, prefix: str, found: Trajectories) -> int:
     order = sorted(entries, key=listed_at(found.state))
     index = {"trajectory_index": {str(n): entries[n] for n in order}, "trajectory_id_list": order}
     metadata = {
-        "trajectory_format": kind, "size": len(entries),
+        "trajectory_format": kind,
+        "size": len(entries),
         "total_samples": sum(entry["num_samples"] for entry in entries.values()),
         "trajectory_counter": max(int(found.state.get("counter", 0)), max(entries, default=-1) + 1),
         "seed": found.seed,
-    }  # fmt: skip
+    }
     storage.put(prefix + INDEXES[0], json.dumps(index).encode())
     storage.put(prefix + METADATA, json.dumps(metadata).encode())
     return len(entries)

@@ -29,10 +29,13 @@ def cache_state(cache: Any) -> dict[str, Any] | None:
     if cache is None:
         return None
     return {
-        "max_size": cache.max_size, "slot_length": cache._traj_num_samples, "last_slot": cache._last_slot,
-        "ids": np.array(list(cache.cache), np.int64), "slots": np.array(list(cache.cache.values()), np.int64),
+        "max_size": cache.max_size,
+        "slot_length": cache._traj_num_samples,
+        "last_slot": cache._last_slot,
+        "ids": np.array(list(cache.cache), np.int64),
+        "slots": np.array(list(cache.cache.values()), np.int64),
         "rows": None if cache._buffer is None else mapped(cache._buffer, lambda t: (t.dtype, tuple(t.shape[1:]))),
-    }  # fmt: skip
+    }
 
 
 @dataclass
@@ -222,12 +225,15 @@ def _state(buffer: Any, numbers: list[int], index: Mapping[int, Any], held: Mapp
         "cache": cache_state(buffer._flat_trajectory_cache),
     }  # fmt: skip
     return {
-        "system": SYSTEM, "seed": buffer.seed, "trajectory_format": buffer.trajectory_format,
-        "counter": buffer._trajectory_counter, "ids": np.array(numbers, np.int64),
+        "system": SYSTEM,
+        "seed": buffer.seed,
+        "trajectory_format": buffer.trajectory_format,
+        "counter": buffer._trajectory_counter,
+        "ids": np.array(numbers, np.int64),
         "lost": {n: dict(index[n]) for n in numbers if n in index and n not in held},
         "listed": np.array([n for n in numbers if n in index and isinstance(index[n]["shape"], list)], np.int64),
         "live": live,
-    }  # fmt: skip
+    }
 
 
 def _is_held(buffer: Any, number: int) -> bool:

@@ -62,9 +62,12 @@ def saved_as(ck: Checkpoint, arc: Archive, buffer: str, chosen: Sequence[Place],
     states = [ck.state(rank, buffer) for rank in sorted(ck.ranks, key=lambda rank: f"rank_{rank}")]
     seeds = [state.get("seed") for state in states if isinstance(state, dict)]
     state = {
-        "system": SYSTEM, "seed": next((s for s in seeds if s is not None), None),
-        "trajectory_format": file_kind(states), "counter": len(chosen), "ids": np.arange(len(chosen)),
-    }  # fmt: skip
+        "system": SYSTEM,
+        "seed": next((s for s in seeds if s is not None), None),
+        "trajectory_format": file_kind(states),
+        "counter": len(chosen),
+        "ids": np.arange(len(chosen)),
+    }
     saved = Saved(attributes={NUMBER: {p.episode_id: i for i, p in enumerate(chosen)}}, state=state)
     held = Holding(ck.episodes[np.array([p.group for p in chosen], np.int64)], buffer, ck.run)
     with arc.writer(resume=held, session=session) as w:

@@ -125,10 +125,12 @@ def index_entry(metadata: Mapping[str, Any], trajectory_id: int) -> dict[str, An
     """The entry of RLinf's trajectory index, shape a tuple as it is in a live buffer."""
     shape = tuple(metadata["shape"])
     return {
-        "num_samples": int(np.prod(shape[:2])), "trajectory_id": trajectory_id,
-        "max_episode_length": metadata["max_episode_length"], "shape": shape,
+        "num_samples": int(np.prod(shape[:2])),
+        "trajectory_id": trajectory_id,
+        "max_episode_length": metadata["max_episode_length"],
+        "shape": shape,
         "model_weights_id": metadata["model_weights_id"],
-    }  # fmt: skip
+    }
 
 
 def _metadata(

@@ -119,9 +119,10 @@ async def _take(target: Any, model_step: int) -> _Taken:
     }
     if managers.is_manager(target):
         state["manager"] = {
-            "model_step": int(model_step), "tasks": managers.samplers_state(target),
+            "model_step": int(model_step),
+            "tasks": managers.samplers_state(target),
             "progress": managers.progress_of(target),
-        }  # fmt: skip
+        }
     return _Taken(buffer, items, state)
 
 

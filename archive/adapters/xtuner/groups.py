@@ -59,9 +59,11 @@ def encode(group: Sequence[Any], task_name: str, resolve: Resolve) -> Encoded:
     long_common, common = _split(common)
     parts = [_split(row) for row in own]
     about = {
-        "format": FORMAT, "common": common, "rollouts": [short for _, short in parts],
+        "format": FORMAT,
+        "common": common,
+        "rollouts": [short for _, short in parts],
         "unset": [unset for _, unset in rows],
-    }  # fmt: skip
+    }
     group_id = getattr(group[0], "group_id", None) if group else None
     metadata = {"task_name": task_name, "group_id": group_id, "size": len(group), "xtuner": about}
     long = [{"own": long, "common": long_common if i == 0 else {}} for i, (long, _) in enumerate(parts)]

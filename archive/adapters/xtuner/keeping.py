@@ -97,10 +97,11 @@ _KEPT: dict[str, Kept] = {
     "str_": Kept(np.str_, str, np.str_),
     "bytes_": Kept(np.bytes_, bytes, np.bytes_),
     "MaskedArray": Kept(
-        np.ma.MaskedArray, lambda v: [v.data, np.ma.getmaskarray(v), v.fill_value],
+        np.ma.MaskedArray,
+        lambda v: [v.data, np.ma.getmaskarray(v), v.fill_value],
         lambda p: np.ma.MaskedArray(p[0], mask=p[1], fill_value=p[2]),
     ),
-}  # fmt: skip
+}
 
 
 def _at(kind: Any, text: str, zone: Any, fold: int) -> Any:

@@ -192,9 +192,12 @@ def write_one(item: Any, target: Buffer, before: Seen | None, live: Container[st
     encoded = groups.encode(item.item, item.task_name, resolve)
     about = prompts.about(item.item, attributes_of(item))
     episode_id = target.add_episode(
-        encoded.fields, update_count=encoded.updates, metadata=encoded.metadata | about,
-        episode_id=known.episode_id if known else None, replace=known is not None,
-    )  # fmt: skip
+        encoded.fields,
+        update_count=encoded.updates,
+        metadata=encoded.metadata | about,
+        episode_id=known.episode_id if known else None,
+        replace=known is not None,
+    )
     return now._replace(episode_id=episode_id)
 
 

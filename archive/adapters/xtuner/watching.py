@@ -102,9 +102,7 @@ class Watch:
     def _add_aside(self, key: str, entries: Sequence[Any], task_name: str) -> str:
         encoded = groups.encode(entries, task_name, storage.resolve)
         kept = {prompts.PROMPT: key, prompts.KEPT: {"rollouts": groups.volatile(entries)}}
-        name = self.side.add_episode(
-            encoded.fields, update_count=encoded.updates, metadata=encoded.metadata | kept
-        )  # fmt: skip
+        name = self.side.add_episode(encoded.fields, update_count=encoded.updates, metadata=encoded.metadata | kept)
         self.aside.add(name)
         self._prompts[key].parts.append(name)
         return name

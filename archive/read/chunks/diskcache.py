@@ -185,9 +185,8 @@ class DiskCache:
     def _folders(self) -> list[str]:
         with os.scandir(self.folder) as found:
             return [
-                entry.path for entry in found
-                if _FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
-            ]  # fmt: skip
+                entry.path for entry in found if _FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+            ]
 
 
 def as_disk_cache(given: Any) -> DiskCache | None:

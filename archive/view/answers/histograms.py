@@ -31,9 +31,12 @@ def _histogram(shown: Shown, scope: Scope, name: str) -> dict[str, Any]:
     counts = np.bincount(base.codes if len(scope) == len(base.codes) else base.codes[scope.places], minlength=bars + 2)
     every = np.bincount(base.codes, minlength=bars + 2)
     return {
-        **base.told, "counts": counts[:bars].tolist(), "all": every[:bars].tolist(), "none": int(counts[bars]),
+        **base.told,
+        "counts": counts[:bars].tolist(),
+        "all": every[:bars].tolist(),
+        "none": int(counts[bars]),
         "none_all": int(every[bars]),
-    }  # fmt: skip
+    }
 
 
 class Bins(NamedTuple):

@@ -30,8 +30,11 @@ def strip(shown: Shown, query: Query) -> Reply:
     field = query.text("field") or _first_field(shown, listing, places)
     if not field or not len(places):
         return bytes_reply(b"", Shape=[0, 0, 0], Field=field, Ids=[])
-    small = [(name, picture) for name, place in zip(ids, places.tolist(), strict=True)
-             if (picture := _picture(listing, place, field)) is not None]  # fmt: skip
+    small = [
+        (name, picture)
+        for name, place in zip(ids, places.tolist(), strict=True)
+        if (picture := _picture(listing, place, field)) is not None
+    ]
     height = max((picture.shape[0] for _, picture in small), default=0)
     width = max((picture.shape[1] for _, picture in small), default=0)
     out = np.zeros((len(small), height, width, 3), np.uint8)

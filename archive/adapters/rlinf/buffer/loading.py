@@ -89,8 +89,10 @@ def _part(ck: Checkpoint, where: Where, buffer: str, part: int, world_size: int 
         logger.warning(
             "rank %d of %d loads its part of the trajectories of rank_%d alone, so that nobody has the rest: with "
             "is_distributed=True all ranks give the same path; without it, each gives its own and all is shared out",
-            part, size, part,
-        )  # fmt: skip
+            part,
+            size,
+            part,
+        )
     return resharding.plan(ck, world_size=size, policy="by_trajectory", filter=chosen, tails="ignore").share(part)
 
 

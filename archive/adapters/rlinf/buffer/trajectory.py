@@ -119,9 +119,12 @@ class TrajectoryReplayBuffer(Writing):
     # -- adding -------------------------------------------------------------------------------------------------
 
     def add_trajectories(
-        self, trajectories: Iterable[Any] | None, *, model_weights_uuid: str | None = None,
-        model_update_count: int | None = None
-    ) -> list[int]:  # fmt: skip
+        self,
+        trajectories: Iterable[Any] | None,
+        *,
+        model_weights_uuid: str | None = None,
+        model_update_count: int | None = None,
+    ) -> list[int]:
         """Add trajectories, copied; their ids. Each is RLinf's Trajectory, or any object or dict with the same fields.
 
         Those without any steps are passed over. All are looked at before the first is added.
