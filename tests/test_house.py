@@ -17,8 +17,8 @@ import pytest
 from tests.support.places import ROOT
 
 FIGURES = {
-    "modules": 365,
-    "lines of the engine": 41_883,
+    "modules": 362,
+    "lines of the engine": 41_870,
     "modules that serve one sibling": 35,
     "modules named ...ing": 39,
     "records and protocols of the engine": 188,

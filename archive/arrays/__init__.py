@@ -23,6 +23,7 @@ from archive.arrays.ranges import (
     sums,
     widest_gap,
 )
+from archive.arrays.steps import Steps, codes, places, row_codes
 
 __all__ = [
     "MAX_GAP_BYTES",
@@ -32,8 +33,10 @@ __all__ = [
     "Memory",
     "Pieces",
     "Shelf",
+    "Steps",
     "arrow",
     "coalesce",
+    "codes",
     "covered",
     "end_to_end",
     "fresh",
@@ -42,7 +45,9 @@ __all__ = [
     "merge_runs",
     "numbers",
     "offsets_of",
+    "places",
     "reuse_freed_memory",
+    "row_codes",
     "run_heads",
     "run_starts",
     "run_tails",

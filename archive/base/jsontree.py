@@ -11,7 +11,7 @@ Plain values stay plain JSON. What JSON has no word for becomes an object with o
     {"$dict": [[k, v]]}   a dict with keys that are not all plain strings
     {"$array": {...}}     a small numpy array: dtype, shape, data (base64, C order)
 
-A key of the user's that begins with "$" gets one more "$". `fields.state.trees` has more tags, and keeps arrays beside.
+A key of the user's that begins with "$" gets one more "$". `fields.trees` has more tags, and keeps arrays beside.
 """
 
 from __future__ import annotations

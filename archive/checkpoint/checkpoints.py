@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive import tables
-from archive.arrays import Ints, arrow, numbers, run_starts
+from archive.arrays import Ints, Steps, arrow, numbers, row_codes, run_starts
 from archive.base import (
     CorruptCommitError,
     CorruptManifestError,
@@ -30,7 +30,6 @@ from archive.ledger import LedgerView
 from archive.log import Commit, FileRef, Origin, Sequences, tablefiles
 from archive.read import Episodes, Reader, Spans
 from archive.saved import UNCONSUMED, AttributeRef, ColumnRef, Part
-from archive.steps import Steps, row_codes
 from archive.store import Storage
 from archive.views import reports
 from archive.write import Resume

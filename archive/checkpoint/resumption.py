@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.arrays import Ints
+from archive.arrays import Ints, Steps, places, row_codes
 from archive.base import ArchiveError, CorruptManifestError, PartialCheckpointError, UsageError, jsontree, logger, size
 from archive.index import EpisodeIndex, chains
 from archive.log import Commit, ForkedFrom, read_of, tablefiles
 from archive.read import Episodes
 from archive.saved import Part
-from archive.steps import Steps, places, row_codes
 from archive.store import IOStats, Storage
 from archive.tables import NO_ENV
 from archive.write import BufferResume, EpisodeRecord, Resume, Stream, live_steps, ordered

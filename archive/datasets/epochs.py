@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from archive.arrays import Ints, merge_runs, offsets_of, spans
+from archive.arrays import Ints, Steps, merge_runs, offsets_of, spans
 from archive.base import UsageError
-from archive.steps import Steps
 
 FORMAT = 1
 SHUFFLES = (None, "full", "blocks")

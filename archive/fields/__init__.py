@@ -3,10 +3,12 @@ and back. No I/O."""
 
 from __future__ import annotations
 
-from archive.fields import derived, dtypes, nests, schema
+from archive.fields import derived, dtypes, nests, schema, trees
+from archive.fields.axis import Axis, Cuts, Extent, Fetched, Layout, Located, Slices, empty_rows
 from archive.fields.derived import Bools, Derivation, Rows, parse, put
 from archive.fields.dtypes import to_numpy
 from archive.fields.jsoncolumns import Objects, are_nested, typed
+from archive.fields.kinds import axis_of, normalise
 from archive.fields.nests import (
     Array,
     Fields,
@@ -20,6 +22,7 @@ from archive.fields.nests import (
     unflatten,
     unflatten_all,
 )
+from archive.fields.rows import StepAxis
 from archive.fields.schema import (
     LENGTHS,
     NODES,
@@ -39,20 +42,30 @@ __all__ = [
     "NODES",
     "PLACES",
     "Array",
+    "Axis",
     "Bools",
+    "Cuts",
     "Derivation",
+    "Extent",
+    "Fetched",
     "FieldSpec",
     "Fields",
     "Kinds",
+    "Layout",
+    "Located",
     "Objects",
     "Path",
     "Ragged",
     "Rows",
     "Schema",
     "ShardSchema",
+    "Slices",
+    "StepAxis",
     "are_nested",
+    "axis_of",
     "derived",
     "dtypes",
+    "empty_rows",
     "flatten",
     "is_tensor",
     "leaves",
@@ -60,6 +73,7 @@ __all__ = [
     "lookup",
     "mapped",
     "nests",
+    "normalise",
     "parse",
     "put",
     "schema",
@@ -67,6 +81,7 @@ __all__ = [
     "to_numpy",
     "to_path",
     "to_tensors",
+    "trees",
     "typed",
     "unflatten",
     "unflatten_all",

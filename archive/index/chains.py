@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, Mask, arrow, numbers, run_tails, spans, texts
+from archive.arrays import Ints, Mask, arrow, codes, numbers, places, row_codes, run_tails, spans, texts
 from archive.base import CorruptManifestError, cached_property
 from archive.log import Origin, Sequences
-from archive.steps import codes, places, row_codes
 from archive.tables import ADDRESS
 
 if TYPE_CHECKING:

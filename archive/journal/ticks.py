@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from archive.arrays import Steps
 from archive.base import AlreadyExistsError, ColumnError, SessionInUseError, SupersededError, jsontree, layout
 from archive.journal import tails
 from archive.log import Place, Sighting, tablefiles
 from archive.saved import Delta, TickIndex, Values, pack
 from archive.shard import ShardWriter, encode
-from archive.steps import Steps
 from archive.write import Buffer, Seal, Stretch, Upload, Written, encoded, live
 
 if TYPE_CHECKING:

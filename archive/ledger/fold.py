@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.arrays import Ints, Mask
+from archive.arrays import Ints, Mask, codes, places, row_codes
 from archive.base import jsontree
 from archive.ledger.keys import Key, parsed
 from archive.ledger.prompts import (
@@ -30,7 +30,6 @@ from archive.ledger.prompts import (
     Rounds,
     unsealed,
 )
-from archive.steps import codes, places, row_codes
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive import tables
+from archive.arrays import row_codes
 from archive.base import UsageError, check_text, jsontree, logger
 from archive.ledger.fold import places_of
 from archive.ledger.keys import Key, normalised, texts
@@ -31,7 +32,6 @@ from archive.ledger.prompts import (
 )
 from archive.ledger.view import Archived, LedgerQueries, LedgerView, left_in_flight
 from archive.log import CommitLog, Place
-from archive.steps import row_codes
 from archive.store import Storage
 from archive.tables import MOST_SIBLINGS
 from archive.write import Changes, EpisodeRecord, Ids, rows_alone

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive import tables
-from archive.arrays import Ints, numbers
+from archive.arrays import Ints, Steps, numbers
 from archive.base import ConflictError, CorruptStateError, at_once, escape, jsontree, layout, one_line
 from archive.index import Branches, Snapshot, checkpoint_places
 from archive.log import Commit, FileRef, commits, new_session, read_of, tablefiles
@@ -29,7 +29,6 @@ from archive.maintain.survivors import RUNNING, Decision, rows_held
 from archive.maintain.tags import Tag, Tags
 from archive.read.chunks import Segments, Shards
 from archive.saved import UNCONSUMED, Part, TickObject
-from archive.steps import Steps
 from archive.store import Storage, split_key
 from archive.tables import LISTED, STRETCH, TABLES, among, distinct, mention, objects_of, overlaps
 

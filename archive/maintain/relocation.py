@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive import tables
+from archive.arrays import Steps
 from archive.index import Snapshot
 from archive.log import FileRef, tablefiles
 from archive.read import Reader, Spans, sizes
 from archive.shard import SHARD_BYTES, ShardWriter
-from archive.steps import Steps
 from archive.store import Storage
 from archive.tables import STRETCH
 from archive.write import Block, Pipeline, RankRows, ShardObjects, Slab, owned, shard, weighed

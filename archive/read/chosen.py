@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 
 from archive import tables
-from archive.arrays import Ints, arrow, numbers
+from archive.arrays import Ints, arrow, numbers, places
 from archive.base import cached_property
 from archive.fields import Bools
 from archive.index import EpisodeIndex
 from archive.read.reader import Reader
 from archive.read.spans import Spans
-from archive.steps import places
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,8 +15,7 @@ import numpy as np
 from archive.arrays import Ints, Pieces, fresh, group_of, offsets_of
 from archive.arrays import spans as spans_of
 from archive.base import UsageError, thread_pool
-from archive.fields import Array, Path, Ragged, dtypes, lookup, unflatten
-from archive.fields.axes import empty_rows
+from archive.fields import Array, Path, Ragged, dtypes, empty_rows, lookup, unflatten
 from archive.read import sizes
 from archive.read.chunks import ChunkStore, Counts, DiskCache, RowsWanted, Want, as_disk_cache
 from archive.read.episodes import Episodes

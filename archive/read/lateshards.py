@@ -12,8 +12,18 @@ import numpy as np
 
 from archive import tables
 from archive.base import FieldError, layout, show
-from archive.fields import NODES, Array, FieldSpec, Path, Schema, ShardSchema, shard_schema, to_path, unflatten
-from archive.fields.axes import normalise
+from archive.fields import (
+    NODES,
+    Array,
+    FieldSpec,
+    Path,
+    Schema,
+    ShardSchema,
+    normalise,
+    shard_schema,
+    to_path,
+    unflatten,
+)
 from archive.index import Snapshot
 from archive.log import FileRef, tablefiles
 from archive.read.spans import Spans

@@ -17,8 +17,22 @@ import numpy as np
 
 from archive.arrays import Ints, Pieces, fresh, offsets_of
 from archive.base import FieldError, escape_path, show
-from archive.fields import NODES, Array, FieldSpec, Path, ShardSchema, dtypes
-from archive.fields.axes import Axis, Cuts, Extent, Fetched, Located, Slices, axis_of, empty_rows
+from archive.fields import (
+    NODES,
+    Array,
+    Axis,
+    Cuts,
+    Extent,
+    Fetched,
+    FieldSpec,
+    Located,
+    Path,
+    ShardSchema,
+    Slices,
+    axis_of,
+    dtypes,
+    empty_rows,
+)
 from archive.read.chunks import Segments, Want
 from archive.read.selection import Selection
 from archive.read.spans import Shown, Spans, StandIn, moved, shown

@@ -11,8 +11,7 @@ import numpy as np
 
 from archive.arrays import Ints, Pieces, group_of, numbers, reuse_freed_memory
 from archive.base import FieldError, IntegrityError, jsontree, show
-from archive.fields import Array, FieldSpec, Path, Ragged, dtypes, flatten, is_tensor, unflatten_all
-from archive.fields.axes import axis_of
+from archive.fields import Array, FieldSpec, Path, Ragged, axis_of, dtypes, flatten, is_tensor, unflatten_all
 from archive.index import Snapshot
 from archive.read import sizes
 from archive.read.chunks import LastChunks, LateFields, ReadPlan, Segments, Shards, Want, fetch

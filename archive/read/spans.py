@@ -9,13 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, group_of, sums
+from archive.arrays import Ints, Steps, group_of, sums
 from archive.arrays import spans as spans_of
 from archive.base import CorruptManifestError, cached_property, escape_path, show
-from archive.fields import Array, Bools, FieldSpec, Path, ShardSchema, dtypes
-from archive.fields.axes import Cuts, Fetched, Located, StepAxis
+from archive.fields import Array, Bools, Cuts, Fetched, FieldSpec, Located, Path, ShardSchema, StepAxis, dtypes
 from archive.read.chunks import Segments
-from archive.steps import Steps
 
 
 class Spans:

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from archive.arrays import Ints, spans
+from archive.arrays import Ints, Steps, spans
 from archive.base import FieldError, UsageError, cached_property, show
 from archive.fields import Array, Path, dtypes, is_tensor, nests
 from archive.shard import SHARD_BYTES
-from archive.steps import Steps
 from archive.write import Buffer, StepsPart, slab_bytes
 
 MAX_CALL_BYTES = SHARD_BYTES  # of one slab of time: it becomes a shard of its own

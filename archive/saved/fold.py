@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from archive import tables
-from archive.arrays import Ints, offsets_of, spans
+from archive.arrays import Ints, Steps, offsets_of, spans
 from archive.base import cached_property, jsontree
 from archive.fields import dtypes
 from archive.saved.delta import Delta
 from archive.saved.index import PartIndex
-from archive.steps import Steps
 from archive.tables import NO_ENV, coded
 from archive.write import Column, Cut, Stretch, live_steps, ordered
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from archive import tables
 from archive.base import ByteRange, CorruptStateError, IntegrityError, MissingObjectError, UsageError, cached_property
-from archive.fields import dtypes
-from archive.fields.state import trees
+from archive.fields import dtypes, trees
 from archive.index import ArrayChunks, ShardIndex, chunkindex
 from archive.log import tablefiles
 from archive.read import members_of

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
-from archive.arrays import numbers
-from archive.steps import Steps, row_codes
+from archive.arrays import Steps, numbers, row_codes
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.arrays import Ints, Mask, arrow, numbers, texts
+from archive.arrays import Ints, Mask, Steps, arrow, numbers, places, row_codes, texts
 from archive.base import CorruptManifestError
-from archive.steps import Steps, places, row_codes
 from archive.tables.declared import ADDRESS, EPISODE, FOLLOWING, LIVE_STREAM, STREAM, STRETCH, TABLES
 
 if TYPE_CHECKING:

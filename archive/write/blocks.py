@@ -14,11 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from archive import tables
-from archive.arrays import Ints, offsets_of, run_starts, spans
+from archive.arrays import Ints, Steps, offsets_of, run_starts, spans
 from archive.base import cached_property
-from archive.fields import NODES, Array, Ragged, ShardSchema, dtypes
-from archive.fields.axes import Extent, Layout, axis_of
-from archive.steps import Steps
+from archive.fields import NODES, Array, Extent, Layout, Ragged, ShardSchema, axis_of, dtypes
 
 UNKNOWN = np.iinfo(np.int64).min  # in place of an update count
 _WEIGHTS = ("steps", "model_weights_uuid", "update_count")

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from archive.arrays import Ints, Memory, spans
+from archive.arrays import Ints, Memory, Steps, spans
 from archive.base import FieldError, Losses, NotFoundError, UsageError, check_text, logger
 from archive.fields import Kinds, Schema
 from archive.log import Place
-from archive.steps import Steps
 from archive.tables import NO_ENV
 from archive.write import intake
 from archive.write.blocks import Block, weighed

@@ -8,23 +8,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints
+from archive.arrays import Ints, Steps
 from archive.base import FieldError, UsageError, check_text, escape_path, jsontree
 from archive.fields import (
     NODES,
     Array,
+    Axis,
     Fields,
     FieldSpec,
     Path,
     Ragged,
     Schema,
     ShardSchema,
+    axis_of,
     nests,
+    normalise,
     shard_schema,
     to_path,
 )
-from archive.fields.axes import Axis, axis_of, normalise
-from archive.steps import Steps
 from archive.write.blocks import Block
 from archive.write.streams import AppendedRows
 

@@ -20,12 +20,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive import tables
-from archive.arrays import Ints
+from archive.arrays import Ints, Steps
 from archive.base import ColumnError, Count, UsageError, cached_property, check_text, escape, jsontree
-from archive.fields import dtypes, nests
-from archive.fields.state import trees
+from archive.fields import dtypes, nests, trees
 from archive.log import ForkedFrom, Origin
-from archive.steps import Steps
 from archive.write.changes import kept
 from archive.write.episodes import EpisodeRecord, EpisodeRecords
 

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, Mask, group_of, offsets_of, run_starts
+from archive.arrays import Ints, Mask, Steps, group_of, offsets_of, run_starts
 from archive.base import UsageError
-from archive.steps import Steps
 from archive.write.changes import kept
 from archive.write.episodes import NONE, End, EpisodeRecords, Ids, Lot, end_of
 

@@ -12,9 +12,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from archive.arrays import Ints, Mask, group_of, offsets_of, run_heads, since_head, spans
+from archive.arrays import Ints, Mask, Steps, codes, group_of, offsets_of, run_heads, since_head, spans
 from archive.base import Count, Form, MisshapenError, Positive, Record, UsageError, stored
-from archive.steps import Steps, codes
 from archive.tables import NO_ENV
 
 # smaller ages are older; headless: the first step is not live; tailless: the last one is not, or was never made; open:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from archive.arrays import Mask
+from archive.arrays import Mask, Steps
 from archive.base import (
     Count,
     IntegrityError,
@@ -31,7 +31,6 @@ from archive.base import (
 )
 from archive.checkpoint import Checkpoint
 from archive.log import Origin, place
-from archive.steps import Steps
 from archive.views import plots, reports
 from resharding.planning.placement import FILTERED, Placement
 from resharding.planning.share import Share

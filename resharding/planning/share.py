@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.arrays import Ints, Mask, group_of, numbers, offsets_of, sums
+from archive.arrays import Ints, Mask, Steps, group_of, numbers, offsets_of, sums
 from archive.base import ArchiveError, NotFoundError, cached_property, logger, size
 from archive.checkpoint import MAIN_BUFFER, Checkpoint, resumption
 from archive.fields import NODES, FieldSpec, Path, dtypes, unflatten
 from archive.observe import add, operation
 from archive.read import Destination, Episode, Episodes, Selection, Shown, Spans
-from archive.steps import Steps
 from archive.write import BufferResume, Resume, live_steps
 from resharding.planning.placement import Rules
 from resharding.planning.renumber import Roles, renumber, renumber_places, renumber_rows, roles_of

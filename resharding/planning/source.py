@@ -10,6 +10,7 @@ import numpy as np
 from archive.arrays import (
     Ints,
     Mask,
+    Steps,
     arrow,
     group_of,
     merge_runs,
@@ -26,7 +27,6 @@ from archive.base import NotFoundError, UsageError, cached_property
 from archive.checkpoint import Checkpoint
 from archive.fields import dtypes
 from archive.read import Episodes, Spans
-from archive.steps import Steps
 from archive.tables import among
 
 

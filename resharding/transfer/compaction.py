@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive import Archive, tables
-from archive.arrays import Ints, Mask
+from archive.arrays import Ints, Mask, Steps, codes, places, row_codes
 from archive.base import ConflictError, UsageError, escape, layout
 from archive.fields import NODES, loads
 from archive.index import Snapshot, chains
@@ -28,7 +28,6 @@ from archive.log import Addition, Attempt, Change, Commit, CommitLog, FileRef, c
 from archive.maintain import relocation
 from archive.read import Reader, Spans
 from archive.shard import SHARD_BYTES
-from archive.steps import Steps, codes, places, row_codes
 from archive.tables import ADDRESS, among, coded, distinct
 
 if TYPE_CHECKING:

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive import Archive, tables
-from archive.arrays import Ints, Mask
+from archive.arrays import Ints, Mask, Steps, places, row_codes
 from archive.base import DuplicateEpisodeError, LetGoError, cached_property
 from archive.log import Pin, commits, tablefiles
-from archive.steps import Steps, places, row_codes
 from archive.store import Roots, join_key, split_key
 from archive.tables import ADDRESS, KEYS, among, distinct, news, of_segments
 from resharding.transfer.copies import copy_shards

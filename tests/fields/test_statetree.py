@@ -24,7 +24,7 @@ from hypothesis.extra import numpy as npst
 
 from archive.base.errors import ArchiveError, CorruptStateError, StateError, UpgradeError, UsageError
 from archive.base.jsontree import MAX_DEPTH
-from archive.fields.state.trees import flatten, unflatten
+from archive.fields.trees import flatten, unflatten
 from tests.support.sampling import examples
 
 BIT_GENERATORS = ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"]
@@ -537,7 +537,7 @@ def test_a_generator_of_a_device_that_is_not_here_says_so() -> None:
 
 def test_numpy_trees_need_no_torch() -> None:
     code = (
-        "import sys, numpy as np; from archive.fields.state.trees import flatten, unflatten; "
+        "import sys, numpy as np; from archive.fields.trees import flatten, unflatten; "
         "unflatten(*flatten({'a': np.zeros(3), 'rng': np.random.default_rng(1)})); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -547,7 +547,7 @@ def test_reading_tensors_without_torch_says_what_to_install() -> None:
     skeleton, arrays = flatten(torch.zeros(2))
     code = (
         "import sys, json, numpy as np; sys.modules['torch'] = None\n"
-        "from archive.base.errors import UsageError; from archive.fields.state.trees import unflatten\n"
+        "from archive.base.errors import UsageError; from archive.fields.trees import unflatten\n"
         f"try: unflatten(json.loads({json.dumps(skeleton)!r}), {{'a0': np.zeros(2, 'f4')}})\n"
         "except UsageError as error: sys.exit(0 if 'install torch' in str(error) else 2)\n"
         "sys.exit(3)"

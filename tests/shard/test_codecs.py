@@ -16,11 +16,10 @@ from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, VLenUTF8Codec, ZstdC
 from zarr.storage import MemoryStore
 
 import archive
-from archive.arrays import end_to_end, memory
+from archive.arrays import Steps, end_to_end, memory
 from archive.arrays.ranges import merge_runs
 from archive.base.errors import CorruptChunkError
 from archive.shard import codecs, groups, packing, writer
-from archive.steps import Steps
 from archive.write import slabs
 from archive.write.blocks import Block, ShardSchema, weighed
 

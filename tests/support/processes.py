@@ -18,8 +18,8 @@ CORE = (  # what whoever writes and reads loads sooner or later; pyarrow asks fo
         "archive.checkpoint",
         "archive.checkpoint.checkpoints",
     ),
-    *("archive.checkpoint.saver", "archive.index.chains", "archive.shard.groups", "archive.fields.state.torch"),
-    *("archive.fields.state.trees", "tests.support.servers", "resharding", "zarr", "zarr.codecs", "zarrs", "s3fs"),
+    *("archive.checkpoint.saver", "archive.index.chains", "archive.shard.groups", "archive.fields.torchstate"),
+    *("archive.fields.trees", "tests.support.servers", "resharding", "zarr", "zarr.codecs", "zarrs", "s3fs"),
     *("obstore.store", "pandas", "pyarrow.compute", "pyarrow.pandas_compat", "pyarrow.parquet"),
 )
 LOADED = [*CORE, "archive.torch"]

@@ -23,7 +23,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from archive.steps import Steps
+from archive.arrays import Steps
 from archive.write.live import LiveSet
 from tests.support.backends import make_backend
 from tests.support.model import histories

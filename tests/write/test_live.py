@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from archive.steps import Steps
+from archive.arrays import Steps
 from archive.write import OWN, live_steps
 from archive.write.live import LiveSet
 from tests.support.sampling import examples

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from archive.arrays import spans
+from archive.arrays import Steps, spans
 from archive.base.errors import UsageError
 from archive.log import Place
-from archive.steps import Steps
 from archive.write.episodes import EpisodeRecord, Ids
 from archive.write.streams import AppendedRows, Streams
 from tests.support.sampling import examples

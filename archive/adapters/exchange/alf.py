@@ -13,11 +13,10 @@ import torch
 
 from archive.adapters.alf import FIRST, LAST, PRIORITY, Rebuilt, Target, path_by_key, rebuild
 from archive.adapters.exchange.read import Transitions
-from archive.arrays import run_heads, since_head
+from archive.arrays import Steps, run_heads, since_head
 from archive.base import CapacityError, FieldError, cached_property
 from archive.checkpoint import MAIN_BUFFER
 from archive.fields import Array, Path, dtypes, unflatten
-from archive.steps import Steps
 
 MID = 1
 

@@ -26,8 +26,7 @@ import numpy as np
 import torch
 
 from archive.base import IntegrityError, StateError
-from archive.fields import Path, Schema, dtypes, flatten, unflatten
-from archive.fields.state import trees
+from archive.fields import Path, Schema, dtypes, flatten, trees, unflatten
 
 if TYPE_CHECKING:
     from archive.write import Buffer

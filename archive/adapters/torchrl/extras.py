@@ -14,7 +14,7 @@ from archive.adapters.torchrl.outlines import available, is_collection, made, mo
 from archive.adapters.torchrl.parts import Parts, load_state
 from archive.adapters.torchrl.places import Placed
 from archive.base import UsageError
-from archive.fields.state import trees
+from archive.fields import trees
 
 
 def state_of(parts: Parts, queue: Sequence[Any]) -> dict[str, Any]:

@@ -15,8 +15,7 @@ import torch
 
 from archive.adapters import reading
 from archive.base import CorruptStateError, FieldError, StateError, UpgradeError, jsontree
-from archive.fields import Array, Ragged, Schema, dtypes
-from archive.fields.state import trees
+from archive.fields import Array, Ragged, Schema, dtypes, trees
 
 FORMAT = 1
 OWN = "transferqueue"  # the key of the metadata, and of the fields that are none of the user's

@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from archive import tables
-from archive.arrays import Ints, arrow, group_of, numbers, spans
+from archive.arrays import Ints, Steps, arrow, group_of, numbers, spans
 from archive.base import cached_property, unescape_path
-from archive.fields import Path, ShardSchema, schema
-from archive.fields.axes import Extent
+from archive.fields import Extent, Path, ShardSchema, schema
 from archive.index import Snapshot
 from archive.log import StoredFile, tablefiles
-from archive.steps import Steps
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,8 +16,8 @@ import archive
 from archive.adapters.rlinf import files as files
 from archive.adapters.rlinf import trajectory as trajectories
 from archive.base.errors import IntegrityError
+from archive.fields import trees
 from archive.fields.schema import Schema
-from archive.fields.state import trees
 from tests.support.sampling import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*TypedStorage is deprecated:UserWarning")

@@ -15,7 +15,7 @@ from transfer_queue import controller as tq_controller
 from archive.adapters.transferqueue import controller
 from archive.adapters.transferqueue.controller import Classes, Cut
 from archive.base.errors import StateError, UpgradeError, UsageError
-from archive.fields.state import trees
+from archive.fields import trees
 from tests.support.transferqueue_systems import plain
 
 CLASSES = Classes(tq_controller.DataPartitionStatus, tq_controller.FieldMeta)

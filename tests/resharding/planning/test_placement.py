@@ -18,10 +18,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from archive import tables
+from archive.arrays import Steps
 from archive.arrays.ranges import MAX_GAP_BYTES, MIN_GAP_BYTES, coalesce, covered, merge_runs
 from archive.base.errors import UsageError
 from archive.index.chunkindex import METADATA, ArrayChunks, ShardIndex
-from archive.steps import Steps
 from archive.tables import locate
 from resharding.planning.placement import NO_ENV, POLICIES, UNIT, Placement, Rules, identity, place, split_evenly
 from tests.support.places import ROOT

@@ -17,8 +17,7 @@ import pyarrow.parquet as pq
 
 import archive
 from archive.base import CorruptStateError, jsontree, records
-from archive.fields import Ragged, dtypes, schema
-from archive.fields.state import trees
+from archive.fields import Ragged, dtypes, schema, trees
 from archive.store import Storage, local_path
 from archive.store.root import split_file
 from tests.support.fuzzing.manifests import table_seeds

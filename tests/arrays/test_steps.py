@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from archive.steps import Steps, codes, places, row_codes
+from archive.arrays import Steps, codes, places, row_codes
 from tests.support.sampling import examples
 
 FAR = 2**62 - 100  # streams with such positions do not fit on one line of 64 bits

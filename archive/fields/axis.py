@@ -12,7 +12,10 @@ import numpy as np
 
 from archive.arrays import Ints, Pieces
 from archive.base import FieldError, layout, show
-from archive.fields import Array, Bools, FieldSpec, Path, Ragged, ShardSchema, dtypes
+from archive.fields import dtypes
+from archive.fields.derived import Bools
+from archive.fields.nests import Array, Ragged
+from archive.fields.schema import FieldSpec, Path, ShardSchema
 
 Value = Array | Ragged
 V = TypeVar("V", Array, Ragged)

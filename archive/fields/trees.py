@@ -2,8 +2,8 @@
 
 A tree is made of dicts, lists, tuples, strings, bytes, numbers, None, numpy arrays, scalars and dtypes, torch tensors,
 sizes, dtypes and devices, TensorDicts, and the random generators of Python, numpy and torch. The skeleton follows the
-rules of `base.jsontree`, with more tags here, in `torch` and in `random`, and names arrays that are kept beside it: one
-of a plain dtype as it is, of any other (big-endian, strings, times, structured) as its bytes.
+rules of `base.jsontree`, with more tags here, in `torchstate` and in `randomstate`. Arrays are kept beside it, by
+name: one of a plain dtype as it is, one of any other (big-endian, strings, times, structured) as its bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from archive.base import CorruptStateError, UpgradeError, jsontree
-from archive.fields.state import random, torch
+from archive.fields import randomstate, torchstate
 
 Array = np.ndarray[Any, Any]
 
@@ -89,7 +89,7 @@ class StateEncoder(jsontree.Encoder):
             return self._scalar(value)
         if isinstance(value, np.dtype):
             return {"$np.dtype": self._dtype(value, value)}
-        for encode in (torch.encode, random.encode):
+        for encode in (torchstate.encode, randomstate.encode):
             encoded = encode(self, value)
             if encoded is not NotImplemented:
                 return encoded
@@ -221,10 +221,10 @@ class StateDecoder(jsontree.Decoder):
         "$np.dtype": lambda self, payload: build_dtype(payload),
         "$ordereddict": lambda self, payload: OrderedDict(self.pairs(payload)),
         "$defaultdict": _default,
-        **torch.DECODERS,
-        **random.DECODERS,
+        **torchstate.DECODERS,
+        **randomstate.DECODERS,
     }
-    shared = frozenset({"$array", "$blob", "$tensor", "$torch.generator", *random.DECODERS})
+    shared = frozenset({"$array", "$blob", "$tensor", "$torch.generator", *randomstate.DECODERS})
 
 
 def describe_dtype(dtype: np.dtype[Any]) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from archive.fields.state.trees import StateDecoder, StateEncoder
+    from archive.fields.trees import StateDecoder, StateEncoder
 
 _BIT_GENERATORS: dict[str, type[np.random.BitGenerator]] = {
     "PCG64": np.random.PCG64,

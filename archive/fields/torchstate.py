@@ -16,7 +16,7 @@ import numpy as np
 from archive.base import UsageError
 
 if TYPE_CHECKING:
-    from archive.fields.state.trees import StateDecoder, StateEncoder
+    from archive.fields.trees import StateDecoder, StateEncoder
 
 _STORED_AS = {  # torch dtype: the dtype of the same width that both numpy and torch have
     **{name: name for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")},

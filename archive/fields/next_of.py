@@ -9,9 +9,10 @@ import numpy as np
 
 from archive.arrays import Ints, offsets_of
 from archive.base import CorruptManifestError, show
-from archive.fields import PLACES, Array, ShardSchema
-from archive.fields.axes.axis import Cuts, Extent, Fetched, Layout, Located, Slices, Stored, empty_rows, end_to_end
-from archive.fields.axes.rows import StepAxis
+from archive.fields.axis import Cuts, Extent, Fetched, Layout, Located, Slices, Stored, empty_rows, end_to_end
+from archive.fields.nests import Array
+from archive.fields.rows import StepAxis
+from archive.fields.schema import PLACES, ShardSchema
 
 _KEPT = "kept"
 

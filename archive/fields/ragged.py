@@ -10,8 +10,8 @@ import numpy as np
 
 from archive.arrays import Ints, Pieces, spans
 from archive.base import CorruptManifestError, FieldError, show
-from archive.fields import LENGTHS, Array, FieldSpec, Path, Ragged, ShardSchema, is_tensor, nests
-from archive.fields.axes.axis import (
+from archive.fields import nests
+from archive.fields.axis import (
     Axis,
     Cuts,
     Extent,
@@ -26,6 +26,8 @@ from archive.fields.axes.axis import (
     own_runs,
     stored,
 )
+from archive.fields.nests import Array, Ragged, is_tensor
+from archive.fields.schema import LENGTHS, FieldSpec, Path, ShardSchema
 
 
 class RaggedAxis(Axis[Ragged]):

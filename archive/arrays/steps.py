@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, numbers, run_starts, spans
+from archive.arrays.columns import numbers
+from archive.arrays.ranges import Ints, run_starts, spans
 
 if TYPE_CHECKING:
     import pyarrow as pa

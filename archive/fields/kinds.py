@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from archive.base import CorruptManifestError, FieldError, escape_path, show
-from archive.fields import NODES, Fields, FieldSpec, Path, Schema, flatten
-from archive.fields.axes.axis import Axis, Value
-from archive.fields.axes.next_of import NextOfAxis
-from archive.fields.axes.ragged import RaggedAxis
-from archive.fields.axes.rows import FreeAxis, OffsetAxis, StepAxis
+from archive.fields.axis import Axis, Value
+from archive.fields.nests import Fields, flatten
+from archive.fields.next_of import NextOfAxis
+from archive.fields.ragged import RaggedAxis
+from archive.fields.rows import FreeAxis, OffsetAxis, StepAxis
+from archive.fields.schema import NODES, FieldSpec, Path, Schema
 
 KINDS: dict[str, type[Axis[Any]]] = {
     "step": StepAxis,

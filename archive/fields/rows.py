@@ -9,8 +9,8 @@ import numpy as np
 
 from archive.arrays import Ints, end_to_end, offsets_of, run_heads, since_head
 from archive.base import FieldError, jsontree, show
-from archive.fields import Array, FieldSpec, Path, ShardSchema, nests
-from archive.fields.axes.axis import (
+from archive.fields import nests
+from archive.fields.axis import (
     Axis,
     Cuts,
     Extent,
@@ -22,6 +22,8 @@ from archive.fields.axes.axis import (
     own_runs,
     stored,
 )
+from archive.fields.nests import Array
+from archive.fields.schema import FieldSpec, Path, ShardSchema
 
 
 class RowsAxis(Axis[Array]):
