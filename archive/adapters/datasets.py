@@ -1,5 +1,5 @@
-"""What importers and exporters of datasets share: one checkpoint a dataset, its episodes,
-and which field has which role."""
+"""The reader and writer that formats of datasets share: one checkpoint a dataset, its episodes, and the fields by
+their role."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from archive.base import ArchiveError, FieldError, IntegrityError, NotFoundError
 from archive.checkpoint import Checkpoint
 from archive.fields import Array as Array
 from archive.fields import Path, Schema, flatten, lookup, to_path
-from archive.read import Episodes
+from archive.read import Episode, Episodes
 
 ROLES = {
     "observations": ("observations", "observation", "obs", "time_step/observation"),
@@ -89,7 +89,8 @@ def archive_dataset(
 
 
 def episodes_of(source: Any) -> Episodes:
-    """Those of an archive, a checkpoint or a share, or some that were chosen; none of no steps: no format has these."""
+    """The episodes of an archive, a checkpoint or a share, or those given; without those of no steps, which no format
+    has."""
     found = source if isinstance(source, Episodes) else getattr(source, "episodes", None)
     if not isinstance(found, Episodes):
         raise UsageError(f"give an archive, a checkpoint, a share or episodes, not {type(source).__name__}")
@@ -100,19 +101,22 @@ def episodes_of(source: Any) -> Episodes:
 
 
 def about_of(source: Any, system: str) -> Mapping[str, Any]:
-    """What an import of that system noted beside the episodes; empty where it was no import."""
+    """The notes that an import of that system made beside the episodes; empty where it was no import."""
     progress = source.progress if isinstance(source, Checkpoint) else None
     noted = progress.get(system) if isinstance(progress, Mapping) else None
     return noted if isinstance(noted, Mapping) else {}
 
 
-def role_of(steps: Mapping[str, Any], role: str, given: str | None) -> Any:
-    """The field, or nest of fields, that has this role: the one given, or the first of its usual names."""
-    return lookup(steps, path_of_role(steps, role, given))
+def by_role(
+    source: Any, fields: Any, given: Mapping[str, str | None]
+) -> Iterator[tuple[Episode, dict[str, Any], dict[str, Path]]]:
+    """Each episode with its steps, and the path of the field, or nest of fields, that has each role: the one given,
+    or the first of its usual names."""
+    for episode, steps in episodes_of(source).stream(fields):
+        yield episode, steps, {role: _path_of(steps, role, name) for role, name in given.items()}
 
 
-def path_of_role(steps: Mapping[str, Any], role: str, given: str | None) -> Path:
-    """Where that field, or nest, is."""
+def _path_of(steps: Mapping[str, Any], role: str, given: str | None) -> Path:
     names = ROLES[role] if given is None else (given,)
     for name in names:
         if lookup(steps, to_path(name)) is not None:

@@ -87,7 +87,8 @@ def _wrapped(text: str, indent: str = "") -> str:
 
 def table_of(module: str) -> str:
     """What the documentation of a module says from its first table on."""
-    path = ROOT / module.replace(".", "/") / "__init__.py"
+    folder = ROOT / module.replace(".", "/")
+    path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
     text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
     return "|" + text.partition("\n|")[2]
 

@@ -1,21 +1,42 @@
-"""Import and export of npz and HDF5 files."""
+"""Offline datasets as npz or HDF5 files, laid out as D4RL and d3rlpy do, into an archive and back.
+
+```python
+ck = npz.import_dataset("hopper-medium.npz", arc)  # or .hdf5, on any filesystem
+npz.export_dataset(ck.episodes.filter(complete=True), "whole.h5")  # d3rlpy's ReplayBuffer.load reads it
+npz.export_dataset(ck, "all.npz")
+```
+
+| in the file | in the archive |
+|---|---|
+| flat: `observations`, `actions`, `rewards` and any other array of one row a step | fields of the same names |
+| flat: `terminals`; `timeouts` or `episode_terminals` | ends of episodes: terminated, truncated; others are open |
+| by episode (d3rlpy 2): `observations_0`, `actions_0`, ... | fields; of several observations `observations/0`, ... |
+| by episode: `terminated_0` | terminated, else truncated |
+| arrays of another length | left out, their names in `ck.progress["npz"]["left_out"]` |
+"""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 
 from archive import Archive
-from archive.adapters import Array, Imported, archive_dataset, check_option, episodes_of, reading, role_of, row, system
+from archive.adapters import Array, Imported, archive_dataset, by_role, check_option, reading, row, system
 from archive.base import FieldError, IntegrityError, UsageError
 from archive.checkpoint import Checkpoint
-from archive.fields import Schema, flatten, unflatten
+from archive.fields import Path, Schema, flatten, lookup, unflatten
 from archive.read import Episode
 from archive.store import read_file, write_file
+
+__all__ = [
+    "export_dataset",
+    "import_dataset",
+]
 
 HDF5 = (".h5", ".hdf5")
 REQUIRED = ("observations", "actions", "rewards")
@@ -34,14 +55,13 @@ def import_dataset(
     storage_options: Mapping[str, Any] | None = None,
 ) -> Checkpoint:
     """Add the episodes of a file, as one checkpoint named after it."""
-    path = PurePath(str(url))
-    data = read_file(url, storage_options)
-    with reading(str(url), f"{path.suffix} file"):
-        arrays = _read(path.suffix, data, str(url))
+    suffix, data = _suffix_of(url), read_file(url, storage_options)
+    with reading(str(url), f"{suffix} file"):
+        arrays = _read_npz(data, str(url)) if suffix == ".npz" else _read_hdf5(data)
         several = "num_episodes" in arrays
         episodes, left_out = (_by_episode(arrays), []) if several else _flat(arrays, str(url))
     about = {"npz": {"left_out": left_out}}
-    return archive_dataset(arc, name or path.stem, episodes, about, Schema(), run, str(url))
+    return archive_dataset(arc, name or PurePath(str(url)).stem, episodes, about, Schema(), run, str(url))
 
 
 def export_dataset(
@@ -61,31 +81,40 @@ def export_dataset(
     observations with one row more than steps the last is left out, and so are episodes without steps.
     layout: "flat", or "episodes" (default for HDF5: that of d3rlpy 2).
     """
-    suffix = PurePath(str(url)).suffix
+    suffix = _suffix_of(url)
     layout = layout or ("episodes" if suffix in HDF5 else "flat")
     check_option("layout", layout, ("flat", "episodes"))
     names = {"observations": observations, "actions": actions, "rewards": rewards}
-    parts = [(e, _by_role(steps, e, names)) for e, steps in episodes_of(source).stream(fields)]
+    parts = [(e, _rows_by_role(e, steps, roots)) for e, steps, roots in by_role(source, fields, names)]
     arrays = _one_after_the_other(parts) if layout == "episodes" else _end_to_end(parts)
-    write_file(url, _encoded(suffix, arrays, str(url)), storage_options)
+    write_file(url, _encoded(suffix, arrays), storage_options)
 
 
-def _by_role(steps: dict[str, Any], episode: Episode, names: Mapping[str, str | None]) -> dict[str, Any]:
-    """Observations (an array, or a list of one of each kind), actions and rewards of one episode."""
-    found = {role: role_of(steps, role, given) for role, given in names.items()}
-    observations = found.pop("observations")
-    kinds = [_known(leaf, episode.length, "/".join(path)) for path, leaf in flatten({"observations": observations})]
-    rest = {role: _known(array, episode.length, role) for role, array in found.items()}
-    return {"observations": kinds if isinstance(observations, Mapping) else kinds[0], **rest}
+def _suffix_of(url: Any) -> str:
+    suffix = PurePath(str(url)).suffix
+    if suffix not in (".npz", *HDF5):
+        raise UsageError(f"{url}: the name must end in .npz, {' or '.join(HDF5)}")
+    return suffix
 
 
-def _known(values: Any, length: int, name: str) -> Array:
-    """One row a step, of a dtype that these files know: strings of fixed width,
-    as those of any width would be pickled."""
-    array = row(values, length, name)
-    if array.dtype.kind == "V":
-        raise FieldError(f"field {name!r} is {array.dtype}, which these files don't know; archive it as another dtype")
-    return array.astype(str) if array.dtype.kind == "O" else array
+# -- layouts -----------------------------------------------------------------------------------------------------------
+
+
+def _rows_by_role(episode: Episode, steps: dict[str, Any], roots: Mapping[str, Path]) -> dict[str, Any]:
+    """One row a step of observations (an array, or a list of one of each kind), actions and rewards of an episode."""
+
+    def rows(values: Any, name: str) -> Array:
+        array = row(values, episode.length, name)
+        if array.dtype.kind == "V":
+            raise FieldError(
+                f"field {name!r} is {array.dtype}, which these files don't know; archive it as another dtype"
+            )
+        return array.astype(str) if array.dtype.kind == "O" else array  # strings of any width would be pickled
+
+    found = {role: lookup(steps, root) for role, root in roots.items()}
+    if isinstance(seen := found["observations"], Mapping):
+        found["observations"] = [rows(leaf, "/".join(path)) for path, leaf in flatten({"observations": seen})]
+    return {role: value if isinstance(value, list) else rows(value, role) for role, value in found.items()}
 
 
 def _one_after_the_other(parts: list[tuple[Episode, dict[str, Any]]]) -> dict[str, Any]:
@@ -100,6 +129,19 @@ def _one_after_the_other(parts: list[tuple[Episode, dict[str, Any]]]) -> dict[st
         out[f"rewards_{i}"] = rewards.reshape(len(rewards), -1)
         out[f"terminated_{i}"] = bool(episode.terminated)
     return out
+
+
+def _by_episode(arrays: Mapping[str, Any]) -> Iterator[Imported]:
+    columns = [name.decode() if isinstance(name, bytes) else str(name) for name in arrays["columns"]]
+    for i in range(int(arrays["num_episodes"])):
+        found: dict[str, Any] = {}
+        for name in columns:
+            several = [arrays[f"{name}_{i}_{j}"] for j in range(len(arrays)) if f"{name}_{i}_{j}" in arrays]
+            if f"{name}_{i}" not in arrays and not several:
+                raise IntegrityError(f"episode {i} of the file has no {name}; it was cut off, or written by other code")
+            found[name] = arrays[f"{name}_{i}"] if not several else {str(j): one for j, one in enumerate(several)}
+        terminated = bool(found.pop("terminated", False))
+        yield Imported(found, terminated, not terminated)
 
 
 def _end_to_end(parts: list[tuple[Episode, dict[str, Any]]]) -> dict[str, Any]:
@@ -120,20 +162,8 @@ def _end_to_end(parts: list[tuple[Episode, dict[str, Any]]]) -> dict[str, Any]:
     return out | {"terminals": terminals, "timeouts": last & ~terminals, "episode_terminals": last}
 
 
-def _by_episode(arrays: Mapping[str, Any]) -> Iterator[Imported]:
-    columns = [name.decode() if isinstance(name, bytes) else str(name) for name in arrays["columns"]]
-    for i in range(int(arrays["num_episodes"])):
-        found: dict[str, Any] = {}
-        for name in columns:
-            several = [arrays[f"{name}_{i}_{j}"] for j in range(len(arrays)) if f"{name}_{i}_{j}" in arrays]
-            if f"{name}_{i}" not in arrays and not several:
-                raise IntegrityError(f"episode {i} of the file has no {name}; it was cut off, or written by other code")
-            found[name] = arrays[f"{name}_{i}"] if not several else {str(j): one for j, one in enumerate(several)}
-        terminated = bool(found.pop("terminated", False))
-        yield Imported(found, terminated, not terminated)
-
-
 def _flat(arrays: Mapping[str, Any], where: str) -> tuple[Iterator[Imported], list[str]]:
+    """The episodes of a flat file, and the names of the arrays that are left out."""
     missing = [name for name in (*REQUIRED, "terminals") if name not in arrays]
     if missing:
         raise FieldError(
@@ -147,15 +177,13 @@ def _flat(arrays: Mapping[str, Any], where: str) -> tuple[Iterator[Imported], li
     terminals = np.asarray(arrays["terminals"], bool).reshape(length)
     over = np.asarray(arrays.get("timeouts", arrays.get("episode_terminals", terminals)), bool).reshape(length)
     kept = {name: array for name, array in arrays.items() if name not in ENDS and np.shape(array)[:1] == (length,)}
-    stops = np.flatnonzero(terminals | over) + 1
-    stops = np.r_[stops, length] if not len(stops) or stops[-1] < length else stops
-    starts = np.r_[0, stops[:-1]]
+    stops = np.unique(np.r_[np.flatnonzero(terminals | over) + 1, length]).tolist()
 
     def every() -> Iterator[Imported]:
-        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-            steps = {name: array[start:stop] for name, array in kept.items()}
+        for start, stop in pairwise([0, *stops]):
             terminated = bool(terminals[stop - 1])
-            yield Imported(_nested(steps), terminated, bool(over[stop - 1]) and not terminated)
+            steps = _nested({name: array[start:stop] for name, array in kept.items()})
+            yield Imported(steps, terminated, bool(over[stop - 1]) and not terminated)
 
     return every(), sorted(set(arrays) - set(kept) - set(ENDS))
 
@@ -167,20 +195,13 @@ def _nested(steps: dict[str, Array]) -> dict[str, Any]:
     return unflatten({tuple(name.split("/")): array for name, array in steps.items()})
 
 
-def _read(suffix: str, data: bytes, where: str) -> dict[str, Any]:
-    if suffix == ".npz":
-        with np.load(io.BytesIO(data), allow_pickle=False) as file:
-            inflated = sum(member.file_size for member in file.zip.infolist())
-            if inflated > max(_SMALL_BYTES, _MOST_TIMES * len(data)):
-                raise IntegrityError(f"{where} says that it has {inflated} bytes, which the file cannot hold")
-            return {name: file[name] for name in file.files}
-    if suffix in HDF5:
-        return _read_hdf5(data)
-    raise _no_suffix(where)
+# -- files -------------------------------------------------------------------------------------------------------------
 
 
-def _no_suffix(where: str) -> UsageError:
-    return UsageError(f"{where}: the name must end in .npz, {' or '.join(HDF5)}")
+def _read_npz(data: bytes, where: str) -> dict[str, Any]:
+    with np.load(io.BytesIO(data), allow_pickle=False) as file:
+        _check_size(where, sum(member.file_size for member in file.zip.infolist()), len(data))
+        return {name: file[name] for name in file.files}
 
 
 def _read_hdf5(data: bytes) -> dict[str, Any]:
@@ -198,22 +219,24 @@ def _dataset(item: Any) -> Any:
             f"{item.name} of the HDF5 file has its data in another file of this machine, which was not opened; copy "
             "all into one file"
         )
-    if item.nbytes > max(_SMALL_BYTES, _MOST_TIMES * item.id.get_storage_size()):
-        raise IntegrityError(f"{item.name!r} says that it has {item.nbytes} bytes, which the file cannot hold")
+    _check_size(repr(item.name), item.nbytes, item.id.get_storage_size())
     texts = item.dtype.kind == "O" and item.shape
     return np.asarray(item.asstr()[()]).astype(str) if texts else item[()]
 
 
-def _encoded(suffix: str, arrays: Mapping[str, Any], where: str) -> bytes:
+def _check_size(what: str, nbytes: int, stored: int) -> None:
+    if nbytes > max(_SMALL_BYTES, _MOST_TIMES * stored):
+        raise IntegrityError(f"{what} says that it has {nbytes} bytes, which the file cannot hold")
+
+
+def _encoded(suffix: str, arrays: Mapping[str, Any]) -> bytes:
     out = io.BytesIO()
     if suffix == ".npz":
         named: dict[str, Any] = {name: np.asarray(value) for name, value in arrays.items()}
         np.savez_compressed(out, **named)
-    elif suffix in HDF5:
+    else:
         with system("h5py", "h5py").File(out, "w") as file:
             for name, value in arrays.items():
                 texts = isinstance(value, np.ndarray) and value.dtype.kind == "U"
                 file.create_dataset(name, data=value.astype(object) if texts else value)
-    else:
-        raise _no_suffix(where)
     return out.getvalue()
