@@ -14,8 +14,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from resharding.planning import Plan, Share, ShareBuffer, plan
-    from resharding.transfer import Compacted, compact, export, filter, merge, reshard, split
+    from resharding.compaction import Compacted, compact, compactable
+    from resharding.exports import export
+    from resharding.planner import plan
+    from resharding.plans import Plan
+    from resharding.share import Share, ShareBuffer
+    from resharding.transfer import filter, merge, reshard, split
 
 __all__ = [
     "Compacted",
@@ -23,6 +27,7 @@ __all__ = [
     "Share",
     "ShareBuffer",
     "compact",
+    "compactable",
     "export",
     "filter",
     "merge",
@@ -31,16 +36,22 @@ __all__ = [
     "split",
 ]
 
-_LAZY = dict.fromkeys(("Plan", "Share", "ShareBuffer", "plan"), "planning") | dict.fromkeys(
-    ("Compacted", "compact", "export", "filter", "merge", "reshard", "split"), "transfer"
-)
+_LAZY = {
+    "compaction": ("Compacted", "compact", "compactable"),
+    "exports": ("export",),
+    "planner": ("plan",),
+    "plans": ("Plan",),
+    "share": ("Share", "ShareBuffer"),
+    "transfer": ("filter", "merge", "reshard", "split"),
+}
 
 
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name in _LAZY:
-        return getattr(import_module(f"resharding.{_LAZY[name]}"), name)
+    for module, names in _LAZY.items():
+        if name in names:
+            return getattr(import_module(f"resharding.{module}"), name)
     raise AttributeError(f"module 'resharding' has no attribute {name!r}")
 
 

@@ -17,8 +17,8 @@ import pytest
 from tests.support.places import ROOT
 
 FIGURES = {
-    "modules": 358,
-    "lines of the engine": 41_870,
+    "modules": 356,
+    "lines of the engine": 41_849,
     "modules that serve one sibling": 35,
     "modules named ...ing": 37,
     "records and protocols of the engine": 188,

@@ -119,7 +119,7 @@ def reshard(target: Target, world_size: int, to: str, copy: bool, verify: bool, 
 def compact(target: Target, min_alive: float, min_full: float, yes: bool) -> None:
     """Rewrite sparsely used and small shards into full ones. The old ones stay until `archive prune`."""
     import resharding
-    from resharding.transfer import compactable
+    from resharding import compactable
 
     arc = target.open()
     if yes:

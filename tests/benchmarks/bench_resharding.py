@@ -97,7 +97,7 @@ def child_archive(folder: str, rank: str) -> dict[str, Any]:
     import archive
     import archive.checkpoint
     import resharding
-    import resharding.planning
+    import resharding.planner
     from archive.torch import ring as rings
 
     start = time.perf_counter()

@@ -227,7 +227,7 @@ def test_somebody_waits_no_longer_than_he_says() -> None:
 
 
 def test_choices_are_those_of_the_library() -> None:
-    from resharding.planning import placement
+    from resharding import placement
 
     assert placement.POLICIES == options.POLICIES
 

@@ -11,8 +11,8 @@ import resharding
 from archive.base import CorruptCommitError, layout
 from archive.maintain import repair as repaired
 from archive.testing import assert_whole
-from resharding.transfer import compactable
-from resharding.transfer.compaction import MANY
+from resharding import compactable
+from resharding.compaction import MANY
 from tests.support.backends import Backend
 from tests.support.checkpoints import serials
 from tests.support.letting_go import Ring

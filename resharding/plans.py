@@ -32,9 +32,9 @@ from archive.base import (
 from archive.checkpoint import Checkpoint
 from archive.log import Origin, place
 from archive.views import plots, reports
-from resharding.planning.placement import FILTERED, Placement
-from resharding.planning.share import Share
-from resharding.planning.source import SourceBuffer
+from resharding.placement import FILTERED, Placement
+from resharding.share import Share
+from resharding.source import SourceBuffer
 
 FORMAT = 1
 _WHAT = "the text of this plan"

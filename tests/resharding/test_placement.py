@@ -23,7 +23,7 @@ from archive.arrays.ranges import MAX_GAP_BYTES, MIN_GAP_BYTES, coalesce, covere
 from archive.base.errors import UsageError
 from archive.index.chunkindex import METADATA, ArrayChunks, ShardIndex
 from archive.tables import locate
-from resharding.planning.placement import NO_ENV, POLICIES, UNIT, Placement, Rules, identity, place, split_evenly
+from resharding.placement import NO_ENV, POLICIES, UNIT, Placement, Rules, identity, place, split_evenly
 from tests.support.places import ROOT
 from tests.support.sampling import examples
 
@@ -377,7 +377,7 @@ def digest_of_plans() -> str:
 @pytest.mark.parametrize("seed", ["0", "1", "4242"])
 def test_the_same_plan_under_any_hash_seed(seed: str) -> None:
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
-    code = "from tests.resharding.planning import test_placement as t; print(t.digest_of_plans())"
+    code = "from tests.resharding import test_placement as t; print(t.digest_of_plans())"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == digest_of_plans()
 

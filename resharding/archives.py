@@ -21,7 +21,7 @@ from archive.base import DuplicateEpisodeError, LetGoError, cached_property
 from archive.log import Pin, commits, tablefiles
 from archive.store import Roots, join_key, split_key
 from archive.tables import ADDRESS, KEYS, among, distinct, news, of_segments
-from resharding.transfer.copies import copy_shards
+from resharding.copies import copy_shards
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -18,12 +18,12 @@ from archive.fields import NODES, FieldSpec, Path, dtypes, unflatten
 from archive.observe import add, operation
 from archive.read import Destination, Episode, Episodes, Selection, Shown, Spans
 from archive.write import BufferResume, Resume, live_steps
-from resharding.planning.placement import Rules
-from resharding.planning.renumber import Roles, renumber, renumber_places, renumber_rows, roles_of
-from resharding.planning.source import SourceBuffer
+from resharding.placement import Rules
+from resharding.renumber import Roles, renumber, renumber_places, renumber_rows, roles_of
+from resharding.source import SourceBuffer
 
 if TYPE_CHECKING:
-    from resharding.planning.plans import Plan
+    from resharding.plans import Plan
 
 _READ = "rank %d of %d read %d episodes, %d steps of buffer %r of %r, which %d ranks saved: %s in %d requests, %.1f s"
 

@@ -116,7 +116,7 @@ def test_a_rank_that_is_late_plans_what_the_others_went_on_from() -> None:
 def test_a_late_rank_finds_its_session_as_torchrun_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     arc = fresh()
     crashed(arc)
-    monkeypatch.setattr("resharding.planning.planner.named_session", lambda run: "second")
+    monkeypatch.setattr("resharding.planner.named_session", lambda run: "second")
     assert resumed_in_turn(arc) == sorted(SAVED + TAIL)
 
 

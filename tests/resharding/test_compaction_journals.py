@@ -11,7 +11,7 @@ import archive
 import resharding
 from archive.base.errors import UsageError
 from archive.maintain import verify
-from resharding.transfer import compaction
+from resharding import compaction
 from tests.support.archives import fresh, identical
 from tests.support.compactions import everything, of_checkpoint
 from tests.support.journals import die

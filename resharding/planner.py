@@ -12,9 +12,9 @@ from archive.journal import recover
 from archive.log import Commit, CommitLog, Origin, commits, named_session
 from archive.log import place as writer_place
 from archive.observe import timed
-from resharding.planning.placement import Rules, identity, place, within_bounds
-from resharding.planning.plans import Plan
-from resharding.planning.source import SourceBuffer
+from resharding.placement import Rules, identity, place, within_bounds
+from resharding.plans import Plan
+from resharding.source import SourceBuffer
 
 LIVE, ARCHIVE, IGNORE = TAILS = ("live", "archive", "ignore")
 

@@ -37,8 +37,9 @@ from archive.log import (
 )
 from archive.store import Storage
 from archive.tables import CHUNK_FILE, addresses, distinct
-from resharding.planning import Plan, Share
-from resharding.transfer.sources import NAMED, Outgoing, copied, referred
+from resharding.archives import NAMED, Outgoing, copied, referred
+from resharding.plans import Plan
+from resharding.share import Share
 
 if TYPE_CHECKING:
     import pyarrow as pa
