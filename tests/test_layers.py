@@ -43,9 +43,6 @@ ROOMS = (
     "archive.journal",
     "archive.maintain",
     "archive",
-    "archive.ring",
-    "archive.datasets",
-    "archive.sampling",
     "archive.torch",
     "resharding",
     "archive.adapters",
@@ -72,7 +69,6 @@ LAZY_DOORS = ("archive", "resharding")  # so that importing them is quick
 PUBLIC_NAMES = {  # modules that are no more than another name
     "archive.checkpointing": "archive.checkpoint.requests",
     "archive.errors": "archive.base.errors",
-    "archive.torch.ring": "archive.ring",
 }
 
 # third-party package -> rooms that may import it at all; eagerly only those of EAGER. A room stands for those in it.
@@ -80,9 +76,6 @@ EVERYWHERE = OURS
 FACADE = ("archive.facade", "archive.opening", "archive.writer")
 ABOVE_STORAGE = (*FACADE, *(r for r in ROOMS[ROOMS.index("archive.log") :] if r != "archive"))
 FRAMEWORKS = (
-    "archive.ring",
-    "archive.datasets",
-    "archive.sampling",
     "archive.torch",
     "archive.adapters",
     "archive.buffers",

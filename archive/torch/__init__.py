@@ -6,25 +6,13 @@ from archive.base import package
 
 package("torch", "archive.torch", "'trajectory-archive[torch]'")
 
-from archive.datasets import (
-    EpisodeDataset,
-    EpisodeStream,
-    JoinedDataset,
-    Loader,
-    Mix,
-    Padded,
-    StepDataset,
-    StepStream,
-    StreamDataset,
-    WindowDataset,
-    WindowStream,
-    collate,
-    join,
-    loader,
-    mix,
-)
-from archive.sampling import Sampler
 from archive.torch import ring
+from archive.torch.batches import Padded, collate
+from archive.torch.datasets import EpisodeDataset, JoinedDataset, StepDataset, WindowDataset, join
+from archive.torch.loaders import Loader, loader
+from archive.torch.mixes import Mix, mix
+from archive.torch.sampler import Sampler
+from archive.torch.streams import EpisodeStream, StepStream, StreamDataset, WindowStream
 
 IterableDataset = StreamDataset
 

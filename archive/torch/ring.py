@@ -1,5 +1,14 @@
-"""Rings of tensors under their public name: `from archive.torch import ring`."""
+"""Rings of tensors `[num_envs, max_length, ...]`: `append` archives a live ring, `fill` makes one of a share."""
 
 from __future__ import annotations
 
-from archive.ring import *  # noqa: F403
+from archive.torch.filled import Filled, fill, rebuild
+from archive.torch.rings import MAX_CALL_BYTES, append
+
+__all__ = [
+    "MAX_CALL_BYTES",
+    "Filled",
+    "append",
+    "fill",
+    "rebuild",
+]

@@ -18,7 +18,7 @@ from archive.adapters.torchrl.tensors import TensorCells
 from archive.adapters.torchrl.tracking import NONE, Record, evict_unknown, tracker_of
 from archive.arrays import Ints, run_heads, run_starts
 from archive.base import FieldError, UsageError, cached_property, show
-from archive.ring import MAX_CALL_BYTES
+from archive.torch import ring
 from archive.write import Buffer
 
 
@@ -139,7 +139,7 @@ class _Appending:
     def _slabs(self) -> Iterator[Ints]:
         """Cells to append, some megabytes of one kind at a time, column by column in order of time."""
         columns, order = self.cells.columns, self.order
-        depth = max(1, MAX_CALL_BYTES // (self.cells.cell_bytes() * max(1, columns))) if len(order) else 1
+        depth = max(1, ring.MAX_CALL_BYTES // (self.cells.cell_bytes() * max(1, columns))) if len(order) else 1
         for lo in range(0, len(order), depth):
             grid = order[lo : lo + depth][:, None] * columns + np.arange(columns)
             chosen = grid.T.ravel()

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from archive.base.errors import UsageError
 
 torch = pytest.importorskip("torch", reason="strategies draw with torch")
-from archive.sampling.strategies import Prioritized, Uniform, WithoutReplacement, distinct  # noqa: E402
-from archive.sampling.units import EpisodeUnits, StepUnits  # noqa: E402
+from archive.torch.strategies import Prioritized, Uniform, WithoutReplacement, distinct  # noqa: E402
+from archive.torch.units import EpisodeUnits, StepUnits  # noqa: E402
 
 
 def seeded(seed: int = 0) -> Any:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 import archive.torch as at  # noqa: E402
 from archive.base.errors import FieldError, UsageError  # noqa: E402
-from archive.datasets import streams  # noqa: E402
+from archive.torch import streams  # noqa: E402
 from tests.support.backends import make_backend  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("forked_workers")

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from archive.base import DeadlineError, FieldError, UsageError, Wait
-from archive.datasets.batches import as_kind, check_kind, collate, concatenated
-from archive.datasets.loaders import Loader
-from archive.datasets.streams import StreamDataset
 from archive.fields import Ragged, flatten, to_tensors, unflatten
+from archive.torch.batches import as_kind, check_kind, collate, concatenated
+from archive.torch.loaders import Loader
+from archive.torch.streams import StreamDataset
 
 FORMAT = 1
 _POLL_S = 0.05

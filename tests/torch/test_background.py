@@ -18,8 +18,8 @@ from tests.support.backends import Proxied
 from tests.support.gathering import made
 
 torch = pytest.importorskip("torch", reason="the sampler needs torch")
-from archive.sampling.strategies import WithoutReplacement  # noqa: E402
 from archive.torch import Sampler  # noqa: E402
+from archive.torch.strategies import WithoutReplacement  # noqa: E402
 
 LENGTHS = [30, 30, 30]
 

@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 
 
 import archive.torch as at  # noqa: E402
-from archive.datasets.loaders import Packed, Receiver, Sender, flags  # noqa: E402
 from archive.fields import Ragged  # noqa: E402
+from archive.torch.loaders import Packed, Receiver, Sender, flags  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 

@@ -14,8 +14,8 @@ from archive.base.errors import ClosedError, ColumnError, FieldError, UsageError
 from tests.support.gathering import check, made
 
 torch = pytest.importorskip("torch", reason="the sampler needs torch")
-from archive.sampling.strategies import Uniform  # noqa: E402
 from archive.torch import Sampler  # noqa: E402
+from archive.torch.strategies import Uniform  # noqa: E402
 
 LENGTHS = np.array([7, 1, 30, 12, 2, 25, 40, 3, 19, 60])
 ENDS = np.cumsum(LENGTHS) - 1
@@ -256,7 +256,7 @@ def test_filling_makes_everything_local(arc: archive.Archive) -> None:
 def test_filling_stops_where_memory_ends_unless_there_is_a_disk(
     arc: archive.Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("archive.sampling.sampler._BYTES_AT_ONCE", 20_000)
+    monkeypatch.setattr("archive.torch.sampler._BYTES_AT_ONCE", 20_000)
     with Sampler(arc, FAST, cache_bytes=250_000) as small:
         assert small.fill(60)
         assert 0.1 < small.ready < 0.9

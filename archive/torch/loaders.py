@@ -19,13 +19,13 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from archive.arrays import fresh
 from archive.base import UsageError
-from archive.datasets.batches import Items, Padded, as_kind, check_kind
-from archive.datasets.batches import collate as collated
-from archive.datasets.datasets import EpisodeDataset, fetch
-from archive.datasets.epochs import Epoch, InEpochs
-from archive.datasets.streams import READ_ITEMS, StreamDataset
 from archive.fields import Ragged
 from archive.shard import codecs
+from archive.torch.batches import Items, Padded, as_kind, check_kind
+from archive.torch.batches import collate as collated
+from archive.torch.datasets import EpisodeDataset, fetch
+from archive.torch.epochs import Epoch, InEpochs
+from archive.torch.streams import READ_ITEMS, StreamDataset
 
 _REFUSED = ("sampler", "batch_sampler", "collate_fn", "drop_last", "persistent_workers", "in_order")
 MAX_BLOCK_BYTES = 2**28
@@ -99,7 +99,7 @@ def loader(
 ) -> Loader:
     """A loader of a map-style dataset, or of a stream, with `state_dict()` and `load_state_dict()`.
 
-    collate: "dict" or "tensordict" (see `archive.datasets.batches`), "padded" or a Padded, "list", or a function of
+    collate: "dict" or "tensordict" (see `archive.torch.batches`), "padded" or a Padded, "list", or a function of
     the list of items.
     drop_last: only full batches, and on each rank and worker as many; else each item comes, and ranks may differ by a
     batch.  shuffle, seed, rank, world_size: as of StreamDataset, for map-style datasets; default is their own order.

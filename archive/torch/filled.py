@@ -12,7 +12,7 @@ import torch
 from archive.arrays import Ints, Mask, run_tails, zeros
 from archive.base import CapacityError, ColumnError, FieldError, NotFoundError, UsageError, show
 from archive.fields import NODES, Array, Path, dtypes, nests
-from archive.ring.rings import RingSteps
+from archive.torch.rings import RingSteps
 
 UNFINISHED = ("close", "continue", "drop")
 

@@ -19,9 +19,9 @@ from torch.utils.data import Dataset
 from archive.arrays import Ints, fresh, group_of, offsets_of, spans
 from archive.base import ColumnError, NotFoundError, UsageError, cached_property
 from archive.checkpoint import MAIN_BUFFER, Checkpoint
-from archive.datasets.batches import Items, concatenated, filled, spread
 from archive.fields import FieldSpec, Path, Ragged, ShardSchema, derived, mapped, put, to_tensors
 from archive.read import Bounds, Empty, Episodes, Gather, Selection, derivations, sizes
+from archive.torch.batches import Items, concatenated, filled, spread
 
 Transform = Callable[[dict[str, Any]], Any]
 CACHE_BYTES, LEAST_CACHE_BYTES, MOST_CACHE_BYTES = 2**29, 2**24, 2**30
@@ -74,7 +74,7 @@ class EpisodeDataset(Dataset[Any]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
-        """The items of a batch, read together; `archive.datasets.batches` makes one nest of them."""
+        """The items of a batch, read together; `archive.torch.batches` makes one nest of them."""
         numbers, starts, stops = self.places(checked(indices, len(self)))
         if self._gathers is None or not len(numbers):
             return self._read_each(numbers, starts, stops)

@@ -17,11 +17,12 @@ import torch
 
 from archive.arrays import Ints, Mask
 from archive.base import ClosedError, UsageError, forking
-from archive.datasets import Feed, Padded, as_kind, tensors
 from archive.fields import Ragged, mapped
 from archive.read import Episodes, Gather, GatherStats
-from archive.sampling import units
-from archive.sampling.strategies import Draw, Prioritized, Strategy, Uniform, WithoutReplacement, as_numpy
+from archive.torch import units
+from archive.torch.batches import Padded, as_kind, tensors
+from archive.torch.datasets import Feed
+from archive.torch.strategies import Draw, Prioritized, Strategy, Uniform, WithoutReplacement, as_numpy
 
 FORMAT = 1
 COLLATE = ("dict", "tensordict", "padded")

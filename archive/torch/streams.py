@@ -9,10 +9,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from archive.arrays import Ints
 from archive.base import UsageError
-from archive.datasets.datasets import EpisodeDataset, StepDataset, WindowDataset, fetch
-from archive.datasets.epochs import Epoch, InEpochs, Order, Split
 from archive.log import place
 from archive.read import Episodes
+from archive.torch.datasets import EpisodeDataset, StepDataset, WindowDataset, fetch
+from archive.torch.epochs import Epoch, InEpochs, Order, Split
 
 _SHUFFLES: dict[Any, Any] = {True: "full", False: None}  # as torch's DataLoader says it
 BLOCK_STEPS, POOL_BLOCKS, READ_ITEMS = 256, 32, 64

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 import archive
 from archive.base.errors import FieldError, UsageError
 from archive.fields.nests import flatten
-from archive.ring import rings
-from archive.ring.rings import RingSteps
-from archive.torch import ring
+from archive.torch import ring, rings
+from archive.torch.rings import RingSteps
 from archive.write import intake, pipeline, slabs
 from tests.support.places import DATA
 from tests.support.rings import RankShare, Ring

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="the streams need torch")
 from archive.base.errors import UsageError
-from archive.datasets.epochs import SHUFFLES, Epoch, Order, Positions, Split
+from archive.torch.epochs import SHUFFLES, Epoch, Order, Positions, Split
 from tests.support.sampling import examples
 
 sets = st.sets(st.integers(0, 60))
