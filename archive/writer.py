@@ -134,6 +134,19 @@ class Writer(Buffer):
             raise UsageError(f"there is no buffer {buffer!r}; make it with w.buffer(...) first")
         self._buffers[buffer].journal(columns, attributes, progress)
 
+    def follow(self, name: str, take_in: Callable[[Writer], object]) -> None:
+        """Call `take_in(writer)` before each tick of the journal, and now: it appends what a live object got since. In
+        the journal's thread, mostly, and never with the writer's lock. A name is followed once: the newest call counts.
+
+        So what is followed is durable within `journal_s`, and by `sync()`; `durable_until.seconds_behind` is above 0.
+        """
+        with self._entered():
+            journal = self._kept()
+        take_in(self)
+        with self._entered():
+            journal.followed[name] = take_in
+            journal.ticker.note()
+
     @property
     def durable_until(self) -> Durable:
         """How far what was added is durable: positions of each stream, seconds behind, the journal's next number.
@@ -152,8 +165,10 @@ class Writer(Buffer):
         looked up once a minute, and after each pause of this process that is longer than a tick.
         """
         stop = time.monotonic() + timeout_s
+        self._collect()
         with self._entered():
             journal = self._kept()
+            journal.surface()
             journal.send()
         journal.await_durable(timeout_s, stop)
         state = journal.durable
@@ -297,6 +312,7 @@ class Writer(Buffer):
         """Commit what is pending, and end the writer."""
         self._check_process()
         if not self._closed:
+            self._collect()
             try:
                 if self._changes.broken:
                     logger.warning("%r: an interrupted call cannot be taken back, so nothing more is committed", self)
@@ -382,6 +398,7 @@ class Writer(Buffer):
     def _journal_the_rest(self) -> None:
         """Journal what is pending, as there will be no commit of it."""
         if self._journal is not None and not self._closed and not self._changes.broken:
+            self._collect()
             with self._changes.lock:
                 self._journal.finish()
 
@@ -404,9 +421,17 @@ class Writer(Buffer):
 
     def _tick(self) -> None:
         """Send off what is pending, called by the journal's thread."""
+        self._collect()
         with self._changes.lock:
             if self._journal is not None and not self._closed:
                 self._journal.in_background()
+
+    def _collect(self) -> None:
+        """Take in what followed objects got. Not by who holds the lock: another thread may hold one of them, and wait
+        for it."""
+        owned = self._changes.lock._is_owned()  # type: ignore[attr-defined]
+        if self._journal is not None and not (self._closed or self._changes.broken or owned):
+            self._journal.collect(self)
 
     def _say_later(self, buffer: Buffer, columns: Any, attributes: Any, progress: Any) -> None:
         """Keep values for the next tick."""

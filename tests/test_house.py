@@ -17,8 +17,8 @@ import pytest
 from tests.support.places import ROOT
 
 FIGURES = {
-    "modules": 353,
-    "lines of the engine": 41_793,
+    "modules": 354,
+    "lines of the engine": 41_834,
     "modules that serve one sibling": 36,
     "modules named ...ing": 37,
     "records and protocols of the engine": 188,

@@ -3,12 +3,11 @@ archived; a share comes in and is put into one."""
 
 from __future__ import annotations
 
-from archive.adapters import common, digests
+from archive.adapters import common, digests, live
 from archive.adapters.common import (
     UNFINISHED,
     Report,
     Saved,
-    appended,
     as_given,
     check_option,
     check_room,
@@ -37,6 +36,7 @@ from archive.adapters.datasets import (
     row,
 )
 from archive.adapters.digests import Digests
+from archive.adapters.live import Item, LiveBuffer, Tracked, appended, kept_items, states_of
 
 __all__ = [
     "LEAVE_OUT",
@@ -44,8 +44,11 @@ __all__ = [
     "Array",
     "Digests",
     "Imported",
+    "Item",
+    "LiveBuffer",
     "Report",
     "Saved",
+    "Tracked",
     "about_of",
     "appended",
     "archive_dataset",
@@ -59,6 +62,8 @@ __all__ = [
     "digests",
     "episodes_of",
     "exact_share",
+    "kept_items",
+    "live",
     "load_torch",
     "part_of",
     "planned",
@@ -69,5 +74,6 @@ __all__ = [
     "several",
     "share_buffer",
     "share_of",
+    "states_of",
     "system",
 ]

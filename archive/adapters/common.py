@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ class Saved:
     columns: Mapping[str, Any] = field(default_factory=dict)  # name -> one value a live step
     attributes: Mapping[str, Any] = field(default_factory=dict)  # name -> {episode id: value}
     state: Any = None
+    tick: Any = None  # the state as a journal keeps it, where that is less
 
 
 @dataclass(frozen=True)
@@ -158,17 +159,6 @@ def declare(
             {**(next_of or {}), **known.next_of}, known.axes, known.json, unit or known.unit, known.reward or reward,
         )
     )  # fmt: skip
-
-
-def appended(writer: Writer, name: str, append: Callable[[Buffer], Saved]) -> Saved:
-    """What a buffer adds to a checkpoint, once `append` has given its steps to the writer. A journal has them together
-    with their columns and attributes, or not at all."""
-    part = part_of(writer, name)
-    with part.together():
-        saved = append(part)
-        if part.journaled:
-            part.journal(saved.columns, saved.attributes)
-    return saved
 
 
 def checkpoint(writer: Writer, step: int, saved: Mapping[str, Saved], **options: Any) -> Pending:

@@ -61,6 +61,7 @@ class Journal:
         changes.parts.append(kept(self.saying, *vars(self.saying)))
         self._durable: Mapping[tuple[str, int], int] = {}
         self._error: BaseException | None = None
+        self.followed: dict[str, Callable[[Any], object]] = {}  # name -> takes in what it got, given the writer
         self._heartbeat = Heartbeat(within_s, _Newest(log, place).check)
         self.ticker = Ticker(within_s, background, self._heartbeat)
         _open.add(self)
@@ -104,6 +105,18 @@ class Journal:
             self._pipeline.retry_failed()
         self._pipeline.fold()
         self._settle()
+        if self.followed:  # nobody says when these change
+            self.ticker.note()
+
+    def collect(self, writer: Any) -> None:
+        """Take in what followed objects got since, without the writer's lock: such an object is held first, then the
+        writer. What fails is raised by the next call."""
+        try:
+            for take_in in [] if self.superseded else list(self.followed.values()):
+                take_in(writer)
+        except BaseException as error:
+            self._error = error
+            logger.exception("what the journal follows could not be taken in")
 
     def in_background(self) -> None:
         """A tick by the journal's thread, with the writer's lock held. What fails is raised by the next call."""
@@ -169,6 +182,7 @@ class Journal:
 
     def finish(self) -> None:
         """What is pending is journaled, as it will not be committed; what fails is logged. With the writer's lock."""
+        self.followed.clear()
         try:
             self.send()
             self.await_durable(_AT_EXIT_S, time.monotonic() + _AT_EXIT_S)

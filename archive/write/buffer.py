@@ -58,6 +58,7 @@ class Buffer:
         self.streams = Streams()
         self.live_set = LiveSet((place.session, place.rank), journaled=journaled)
         self.losses = Losses()
+        self.cuts = 0  # how many checkpoints it was copied for
         self._segment_rows = SegmentRows(name, place, self.streams.records, ids)
         self._step_weights = StepWeights()
         self.slabs = Slabs(
@@ -404,6 +405,7 @@ class Buffer:
 
     def _snapshot(self, *, columns: Any, attributes: Any, state: Any, incomplete: str) -> Cut:
         """This buffer as it stands, copied, for a checkpoint."""
+        self.cuts += 1
         opened = {env: self.streams.records.id_of(i) for env, i in self.streams.open_episodes().items()}
         made = self.live_set.cut(
             self.name, self.streams.records, (self.streams.positions(), opened), columns=columns,

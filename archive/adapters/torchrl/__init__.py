@@ -41,13 +41,14 @@ from archive.base import package
 package("torch", "archive.adapters.torchrl", "'trajectory-archive[torch]'")
 
 from archive.adapters import Report
-from archive.adapters.torchrl.adapter import capacity, restore, save
+from archive.adapters.torchrl.adapter import capacity, follow, restore, save
 from archive.adapters.torchrl.dumps import ArchiveCheckpointer
 
 __all__ = [
     "ArchiveCheckpointer",
     "Report",
     "capacity",
+    "follow",
     "restore",
     "save",
 ]

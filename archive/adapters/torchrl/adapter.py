@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from archive.adapters import UNFINISHED, Report, Saved, common
+from archive.adapters import UNFINISHED, LiveBuffer, Report, Saved, common, live
 from archive.adapters.torchrl import extras, saving, writers
+from archive.adapters.torchrl.cells import Cells
 from archive.adapters.torchrl.episodes import Keys
-from archive.adapters.torchrl.parts import Parts, held, parts_of
-from archive.adapters.torchrl.places import SYSTEM, Given, room_for
+from archive.adapters.torchrl.parts import held, parts_of
+from archive.adapters.torchrl.places import SYSTEM, Given, Target, room_for, target_of
 from archive.adapters.torchrl.restoring import restore as _restore
 from archive.adapters.torchrl.samplers import saved_samplers
 from archive.base import UsageError
@@ -19,6 +20,71 @@ from archive.write import Buffer
 
 if TYPE_CHECKING:
     from archive import Writer
+    from resharding import Share, ShareBuffer
+
+
+class TorchBuffer(LiveBuffer):
+    """A replay buffer of TorchRL. Its steps are the cells of its storage, in streams of the storage's columns."""
+
+    system = SYSTEM
+
+    def __init__(
+        self, rb: Any, name: str, *, asked: Keys | None = None, verify: bool = False, unfinished: str | None = None
+    ) -> None:
+        """asked: the keys that tell trajectories apart, as given.  verify: compare digests of all cells.
+        unfinished: what becomes of open trajectories, if not as planned."""
+        super().__init__(name)
+        self.parts = parts_of(rb, name)
+        self.asked = asked or Keys()
+        self.verify = verify
+        self.unfinished = unfinished
+        self._queue: Sequence[Any] = ()  # the batches that were drawn ahead
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        with held(self.parts.rb) as self._queue:
+            yield
+
+    @property
+    def held(self) -> int:
+        return len(self.parts.storage)
+
+    def append(self, part: Buffer) -> Saved:
+        parts, found = self.parts, saving.append(part, self.parts, self.asked, verify=self.verify)
+        columns = saving.columns_of(found) | writers.columns_of(parts, found.live)
+        tick: dict[str, Any] = {
+            "system": SYSTEM,
+            "version": 1,
+            "storage": saving.storage_state(parts, found),
+            "writer": writers.state_of(parts),
+            "extras": extras.state_of(parts, ()),
+        }
+        for name, sampler in saved_samplers(parts).items():
+            columns |= sampler.columns(found.live)
+            tick[name] = sampler.state()
+        state = tick | {"extras": extras.state_of(parts, self._queue)}
+        return Saved(columns, {"trajectory": found.ids} if found.ids else {}, state, tick)
+
+    def prepared(self, share: Share, part: ShareBuffer, states: Mapping[int, Any]) -> tuple[Cells, Given, Target]:
+        given, cells = Given(share, part, self.unfinished or part.rules.unfinished, states), saving.cells_of(self.parts)
+        if self.unfinished == "drop" and given.layout.open.any():
+            raise UsageError(
+                f"buffer {self.name!r} has unfinished trajectories, and only a plan drops: resharding.plan(..., "
+                "unfinished='drop')"
+            )
+        target = target_of(cells, given)
+        cells.check_room(target.rows, target.inner)
+        return cells, given, target
+
+    def put(self, ready: tuple[Cells, Given, Target]) -> Report:
+        return _restore(self.parts, *ready)
+
+
+def _buffers(objects: Any, **options: Any) -> dict[str, TorchBuffer]:
+    every = {name: TorchBuffer(rb, name, **options) for name, rb in common.several(objects).items()}
+    if len({id(one.parts.storage) for one in every.values()}) < len(every):
+        raise UsageError("two of the buffers share one storage; give it under one name")
+    return every
 
 
 def capacity(objects: Any, checkpoint: Checkpoint, *, num_envs: int | None = None) -> Any:
@@ -28,9 +94,9 @@ def capacity(objects: Any, checkpoint: Checkpoint, *, num_envs: int | None = Non
     is: whole rows, so with 3 columns 102 for 100.  num_envs: its columns, if other than in the checkpoint.
     """
     out: dict[str, int] = {}
-    for name, parts in _parts(objects).items():
+    for name, one in _buffers(objects).items():
         states = {rank: checkpoint.state(rank, name) for rank in checkpoint.ranks if name in checkpoint.buffers}
-        out[name] = room_for(saving.cells_of(parts), common.saved_by(SYSTEM, states), num_envs)
+        out[name] = room_for(saving.cells_of(one.parts), common.saved_by(SYSTEM, states), num_envs)
     return common.as_given(objects, out)
 
 
@@ -50,44 +116,22 @@ def save(
     verify: compare digests of everything with those of the last save, rather than trust the storage's revision.
     traj_key, end_key: nested keys that tell trajectories apart.  options: those of `Writer.checkpoint`.
     """
-    every, asked = _parts(objects), Keys.asked(traj_key, end_key)
-    wait = bool(options.pop("wait", False))
-    with ExitStack() as still:
-        queues = {name: still.enter_context(held(parts.rb)) for name, parts in every.items()}
-        saving.check_keys(every.values(), asked)
-        saved: dict[str, Saved] = {}
-        for name, parts in every.items() if options.get("save_replay", True) else ():
-            saved[name] = common.appended(writer, name, partial(_appended, parts, asked, queues[name], verify))
-        pending = common.checkpoint(writer, step, saved, **options)
-    if wait:
-        pending.result()
-    return pending
+    asked = Keys.asked(traj_key, end_key)
+    every = _buffers(objects, asked=asked, verify=verify)
+    saving.check_keys((one.parts for one in every.values()), asked)
+    return live.save(every, writer, step, **options)
 
 
-def _appended(parts: Parts, asked: Keys, queue: Any, verify: bool, part: Buffer) -> Saved:
-    return _saved(parts, saving.append(part, parts, asked, verify=verify), queue)
+def follow(objects: Any, writer: Writer, *, traj_key: Any = None, end_key: Any = None) -> None:
+    """Have the journal of a writer (`journal_s=`) keep a replay buffer, or several by name, between saves.
 
-
-def _parts(objects: Any) -> dict[str, Parts]:
-    every = {name: parts_of(rb, name) for name, rb in common.several(objects).items()}
-    if len({id(parts.storage) for parts in every.values()}) < len(every):
-        raise UsageError("two of the buffers share one storage; give it under one name")
-    return every
-
-
-def _saved(parts: Parts, found: saving.Appended, queue: Any) -> Saved:
-    columns = saving.columns_of(found) | writers.columns_of(parts, found.live)
-    state: dict[str, Any] = {
-        "system": SYSTEM,
-        "version": 1,
-        "storage": saving.storage_state(parts, found),
-        "writer": writers.state_of(parts),
-        "extras": extras.state_of(parts, queue),
-    }
-    for name, sampler in saved_samplers(parts).items():
-        columns |= sampler.columns(found.live)
-        state[name] = sampler.state()
-    return Saved(columns, {"trajectory": found.ids} if found.ids else {}, state)
+    At each tick it takes in the steps that are new, those that were overwritten, priorities and all other values of
+    single steps, and the state: cursors, counters, random generators. After a crash the checkpoint that is recovered
+    is restored as any other. Call it after `restore`, with the writer that resumes, once.
+    traj_key, end_key: as for `save`.
+    """
+    asked = Keys.asked(traj_key, end_key)
+    live.follow(lambda: _buffers(objects, asked=asked), writer)
 
 
 def restore(
@@ -107,19 +151,6 @@ def restore(
     "close" ends them in the buffer (truncated, done).
     Default: as the share was planned, which is "continue" where nothing moves and "close" elsewhere.
     """
-    share, every = common.exact_share(source, rank), _parts(objects)
     if unfinished is not None:
         common.check_option("unfinished", unfinished, UNFINISHED)
-    shares = {name: common.share_buffer(share, name) for name in every}
-    for name, parts in every.items():
-        common.check_room(existing, len(parts.storage), f"buffer {name!r}")
-    reports: dict[str, Report] = {}
-    for name, parts in every.items():
-        given = Given(share, shares[name], unfinished or shares[name].rules.unfinished)
-        if unfinished == "drop" and given.layout.open.any():
-            raise UsageError(
-                f"buffer {name!r} has unfinished trajectories, and only a plan drops: resharding.plan(..., "
-                "unfinished='drop')"
-            )
-        reports[name] = _restore(parts, given)
-    return common.as_given(objects, reports)
+    return common.as_given(objects, live.restore(_buffers(objects, unfinished=unfinished), source, rank, existing))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.adapters import saved_by
 from archive.adapters.torchrl.cells import Cells
 from archive.adapters.torchrl.episodes import END, SPLIT, Keys
 from archive.adapters.torchrl.tracking import NONE
@@ -30,11 +29,7 @@ class Given:
     share: Share
     part: ShareBuffer
     unfinished: str
-
-    @cached_property
-    def states(self) -> dict[int, Any]:
-        """By source rank: the states that this adapter saved."""
-        return saved_by(SYSTEM, self.part.source_states)
+    states: Mapping[int, Any]  # by source rank: those that this adapter saved
 
     @property
     def layout(self) -> Any:

@@ -12,10 +12,10 @@ from archive.adapters import Report
 from archive.adapters.torchrl import extras, writers
 from archive.adapters.torchrl.cells import INDEX, Cells
 from archive.adapters.torchrl.parts import Parts, module
-from archive.adapters.torchrl.places import NO_STEPS, Given, Placed, Target, target_of
+from archive.adapters.torchrl.places import NO_STEPS, Given, Placed, Target
 from archive.adapters.torchrl.samplers import Prioritized, saved_samplers
 from archive.adapters.torchrl.saving import cells_of
-from archive.adapters.torchrl.tracking import NONE, Record, Tracker, attach, forget_all, units_of
+from archive.adapters.torchrl.tracking import NONE, Record, forget_all, restored
 from archive.arrays import Ints, run_starts, spans
 from archive.fields import Path, leaves, nests, unflatten
 from archive.read import Gather
@@ -98,11 +98,8 @@ def _joined(parts: list[dict[Path, Any]]) -> dict[str, Any]:
     )
 
 
-def restore(parts: Parts, given: Given) -> Report:
+def restore(parts: Parts, cells: Cells, given: Given, target: Target) -> Report:
     """Fill one buffer from its share; one whose steps can't be read or don't fit is left empty."""
-    cells = cells_of(parts)
-    target = target_of(cells, given)
-    cells.check_room(target.rows, target.inner)
     parts.rb.synchronize()
     with parts.rb._futures_lock:
         parts.rb._clear_prefetch_queue_locked()
@@ -137,7 +134,7 @@ def _fill(parts: Parts, cells: Cells, given: Given, target: Target) -> Report:
     record = _record(cells, placed)
     record.closed[np.union1d(closed, reclosed)] = True
     record.renumbered[renumbered] = True
-    attach(parts.storage, Tracker(None, record)).start(cells_of(parts))
+    restored(parts.storage, given.part, record).start(cells_of(parts))
     if target.own is not None and int(given.layout.open.sum()) > len(closed):
         notes.append("unfinished episodes go on; where environments begin anew, restore with unfinished='close'")
     gone = given.part.dropped
@@ -243,7 +240,6 @@ def _record(cells: Cells, placed: Placed) -> Record:
     record.hashes, record.form, record.moved = cells.hashes(), cells.form(), target.moved
     if cells.listed:
         record.signatures[where] = cells.signatures(where)
-    record.units = units_of(env, position, length, given.episode_ids)
     if given.unfinished == "close":
         record.to_close = np.unique(env[layout.open]).tolist()
     return record

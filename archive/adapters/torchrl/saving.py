@@ -65,6 +65,9 @@ def append(part: Buffer, parts: Parts, asked: Keys, *, verify: bool) -> Appended
         tracker = tracker_of(parts.storage, inner)
         record = tracker.record
         assert record is not None  # only a copy in another process has none
+        for env in record.to_close:
+            inner.close_episodes([env], reason="resumed")
+        record.to_close = []
         if verify or not tracker.idle(cells) or record.asked != asked:
             keys = keys_of(parts, cells, asked)
             traj = [] if keys.traj is None else [keys.traj]
@@ -76,7 +79,6 @@ def append(part: Buffer, parts: Parts, asked: Keys, *, verify: bool) -> Appended
             _Appending(inner, cells, keys, record, *_order(parts, cells)).run()
             record.hashes, record.form = hashes, cells.form()
             record.keys, record.asked = keys, asked
-            record.units, record.to_close = None, []
             tracker.start(cells)
         live = record.live
         return Appended(cells, record, live, _ids(inner, cells, record, live))

@@ -7,19 +7,20 @@ those that changed; else digests of all rows are compared with those of the last
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
-from weakref import WeakKeyDictionary, ref
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.adapters import Digests
+from archive.adapters import Digests, Tracked
 from archive.adapters.torchrl.cells import Cells
 from archive.adapters.torchrl.episodes import Keys
 from archive.arrays import Ints, spans
 from archive.write import Buffer
 
+if TYPE_CHECKING:
+    from resharding import ShareBuffer
+
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
-Units = frozenset[tuple[int, int, int, str]]  # runs of live steps of one episode: env row, position, steps, episode id
 NONE = -1
 _MANY_MARKS = 4096
 _OF_NO_STEP = {
@@ -41,7 +42,6 @@ class Record:
     renumbered: Mask  # its trajectory has another id here than in the archive
     signatures: Any  # of storages of items: what each was made of when it was appended; sampling adds fields to some
     hashes: Digests = field(default_factory=lambda: np.zeros(0, np.uint64))
-    units: Units | None = None  # what was restored: a writer must hold just this
     moved: bool = False  # steps lie in other slots than those that their field "index" says in the archive
     to_close: list[int] = field(default_factory=list)  # env rows whose open episode does not go on
     keys: Keys | None = None  # that tell trajectories apart
@@ -75,8 +75,7 @@ class Record:
 class Tracker:
     """Attached to a storage, which notifies it of each write. It belongs to one buffer of one archive writer."""
 
-    def __init__(self, inner: Buffer | None, record: Record | None) -> None:
-        self.inner = None if inner is None else ref(inner)
+    def __init__(self, record: Record | None) -> None:
         self.record = record
         self.revision = -1
         self.explained = 0  # by how much the revision has grown for the writes that it was notified of
@@ -92,7 +91,7 @@ class Tracker:
 
     def mark_update(self, index: Any) -> None:
         """Called by the storage's writers, with the rows (or coordinates) that they wrote."""
-        if self.record is None or (self.inner is not None and self.inner() is None):
+        if self.record is None:
             self._marks = []
             return
         rows = np.asarray(index.detach().cpu() if hasattr(index, "detach") else index)
@@ -124,11 +123,11 @@ class Tracker:
     def idle(self, cells: Cells) -> bool:
         """Whether nothing at all was written since the last save."""
         same = int(cells.storage._mutation_revision) == self.revision and not self._marks
-        return same and self.record is not None and self.record.keys is not None and self.record.units is None
+        return same and self.record is not None and self.record.keys is not None
 
     def __getstate__(self) -> dict[str, Any]:
         """In another process nobody knows of the storage: digests find what changed."""
-        return vars(Tracker(None, None))
+        return vars(Tracker(None))
 
 
 def _patched(known: Digests, cells: Cells, changed: Mask) -> Digests:
@@ -142,62 +141,39 @@ def _patched(known: Digests, cells: Cells, changed: Mask) -> Digests:
     return out
 
 
-_trackers: WeakKeyDictionary[Any, list[Tracker]] = WeakKeyDictionary()
+_known: Tracked[Tracker] = Tracked()
 
 
-def attach(storage: Any, tracker: Tracker) -> Tracker:
-    """Have the storage tell the tracker of its writes; trackers of writers that are gone are let go."""
-    every = _trackers.get(storage, [])
-    _detach(storage, [t for t in every if t.inner is not None and t.inner() is None])
-    storage.attach(tracker)
-    _trackers.setdefault(storage, []).append(tracker)
+def restored(storage: Any, part: ShareBuffer, record: Record) -> Tracker:
+    """A tracker of what was put into a storage: nothing else is known of it."""
+    tracker = Tracker(record)
+    _known.restored(storage, part, tracker)
+    _attach(storage, tracker)
     return tracker
 
 
 def forget_all(storage: Any) -> None:
     """The storage's contents are replaced: nothing is known of them."""
-    _detach(storage, _trackers.get(storage, []))
-
-
-def _detach(storage: Any, gone: list[Tracker]) -> None:
-    """Have the storage tell these trackers of nothing more."""
-    numbers = set(map(id, gone))
-    attached = storage._attached_entities
-    attached[:] = [entity for entity in attached if id(entity) not in numbers]
-    _trackers[storage] = [t for t in _trackers.get(storage, []) if id(t) not in numbers]
+    _known.forget(storage)
+    _attach(storage)
 
 
 def tracker_of(storage: Any, inner: Buffer) -> Tracker:
     """The tracker of a storage for a writer's buffer: the one that belongs to it, the restored one, or a new one."""
-    every = _trackers.get(storage, [])
-    for tracker in every:
-        if tracker.inner is not None and tracker.inner() is inner:
-            return tracker
-    for tracker in every:
-        if tracker.inner is None and tracker.record is not None and tracker.record.units == live_units(inner):
-            tracker.inner = ref(inner)
-            for env in tracker.record.to_close:
-                inner.close_episodes([env], reason="resumed")
-            return tracker
-    return attach(storage, Tracker(inner, Record.of(0)))
+    tracker = _known.of(storage, inner)
+    if tracker is None:
+        tracker = _known.keep(storage, inner, Tracker(Record.of(0)))
+        _attach(storage, tracker)
+    return tracker
 
 
-def live_units(inner: Buffer) -> Units:
-    """What a writer's buffer holds."""
-    runs, ids = inner.live_runs()
-    return units_of(runs.stream, runs.lo, runs.length, ids)
-
-
-def units_of(env: Ints, position: Ints, length: Ints, ids: list[str]) -> Units:
-    """Runs of steps, neighbours of one episode as one."""
-    out: list[tuple[int, int, int, str]] = []
-    for row, start, steps, name in sorted(zip(env.tolist(), position.tolist(), length.tolist(), ids, strict=True)):
-        before = out[-1] if out else None
-        if before and (row, name, start) == (before[0], before[3], before[1] + before[2]):
-            out[-1] = (row, before[1], before[2] + steps, name)
-        elif steps:
-            out.append((row, start, steps, name))
-    return frozenset(out)
+def _attach(storage: Any, *new: Tracker) -> None:
+    """Have the storage tell the new tracker of its writes, and no tracker of a writer that is gone."""
+    numbers = set(map(id, _known.all(storage)))
+    attached = storage._attached_entities
+    attached[:] = [one for one in attached if not isinstance(one, Tracker) or id(one) in numbers]
+    for tracker in new:
+        storage.attach(tracker)
 
 
 def evict_unknown(inner: Buffer, record: Record) -> None:
