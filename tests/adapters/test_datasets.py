@@ -192,7 +192,7 @@ def test_a_lerobot_dataset_there_and_back(store: str, tmp_path: Path, request: p
 
 def test_exported_files_read_as_lerobot_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pandas = pytest.importorskip("pandas")
-    monkeypatch.setattr("archive.adapters.lerobot.exporting.FILE_BYTES", 200)
+    monkeypatch.setattr("archive.adapters.lerobot.dataset.FILE_BYTES", 200)
     arc = fresh()
     with arc.writer(0, 1) as w:
         for i, n in enumerate(LENGTHS):

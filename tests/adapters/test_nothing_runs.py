@@ -251,7 +251,7 @@ def test_data_sets_of_lerobot(tmp_path: Path, folder: Path, kind: str) -> None:
 
 
 def lerobot_info() -> str:
-    from archive.adapters.lerobot.layout import INFO
+    from archive.adapters.lerobot.files import INFO
 
     return INFO
 

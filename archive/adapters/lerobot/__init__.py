@@ -25,8 +25,7 @@ All episodes count as ended: LeRobot does not say how.
 
 from __future__ import annotations
 
-from archive.adapters.lerobot.exporting import export_dataset
-from archive.adapters.lerobot.importing import import_dataset
+from archive.adapters.lerobot.dataset import export_dataset, import_dataset
 from archive.adapters.lerobot.videos import frames
 
 __all__ = [

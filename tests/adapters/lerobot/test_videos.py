@@ -16,7 +16,7 @@ import pytest
 import archive
 from archive.adapters import lerobot, video
 from archive.adapters.lerobot import videos as videos
-from archive.adapters.lerobot.layout import EPISODES, VIDEOS
+from archive.adapters.lerobot.files import EPISODES, VIDEOS
 from archive.base.errors import FieldError, IntegrityError, MissingPackageError, UsageError
 from archive.store import Storage
 from tests.support.dataset_files import same
@@ -152,7 +152,7 @@ def test_each_step_has_the_frame_of_its_time(tmp_path: Path) -> None:
     about = pq.read_table(root / EPISODES.format(chunk_index=0, file_index=0)).to_pylist()
     backwards = videos.Videos(store, info)
     for i in (1, 0, 1):
-        same(backwards.frames("observation.images.top", about[i]), pictures([first, second][i])["top"])
+        same(backwards.read("observation.images.top", about[i]), pictures([first, second][i])["top"])
 
 
 def test_videos_that_do_not_fit_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
