@@ -18,7 +18,7 @@ from tests.support.places import ROOT
 
 FIGURES = {
     "modules": 350,
-    "lines of the engine": 41_834,
+    "lines of the engine": 41_840,
     "modules that serve one sibling": 35,
     "modules named ...ing": 34,
     "records and protocols of the engine": 188,

@@ -14,7 +14,7 @@ import numpy as np
 
 from archive.arrays import Ints, Pieces, fresh, group_of, offsets_of
 from archive.arrays import spans as spans_of
-from archive.base import UsageError, thread_pool
+from archive.base import UsageError, forking, thread_pool
 from archive.fields import Array, Path, Ragged, dtypes, empty_rows, lookup, unflatten
 from archive.read import sizes
 from archive.read.chunks import ChunkStore, Counts, DiskCache, RowsWanted, Want, as_disk_cache
@@ -124,6 +124,7 @@ class Gather:
         self._selection = Selection(fields, missing)
         self._beside: Gather | None = None
         self._source: Source | None = None
+        self._lock = forking.lock(self)
         self._begin()
 
     def _begin(self) -> None:
@@ -136,17 +137,22 @@ class Gather:
 
     def _here(self) -> Source:
         """Give this process its own, with an empty memory after a fork."""
-        if self._source is None or self._source.pid != os.getpid():
-            self._begin()
-            self._source = (
-                Source(self.episodes, self.cache_bytes, self.disk_cache, self.max_ahead_bytes)
-                if self._beside is None
-                else self._beside._here()
-            )
-        return self._source
+        with self._lock:
+            if self._source is None or self._source.pid != os.getpid():
+                self._begin()
+                self._source = (
+                    Source(self.episodes, self.cache_bytes, self.disk_cache, self.max_ahead_bytes)
+                    if self._beside is None
+                    else self._beside._here()
+                )
+            return self._source
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_source": None, "_plans": {}, "_pool": None, "_ahead": []}
+        return self.__dict__ | {"_source": None, "_plans": {}, "_pool": None, "_ahead": [], "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._lock = forking.lock(self)
 
     def also(self, fields: Any) -> Gather:
         """Other fields of the same episodes, through the same cache."""

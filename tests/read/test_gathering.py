@@ -3,8 +3,11 @@ memory and requests are bounded."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,8 @@ import archive
 import resharding
 from archive import Schema
 from archive.base.errors import CorruptChunkError, FieldError, MissingObjectError, UsageError
-from archive.read.gather import Gather
+from archive.read import gather as gather_of_reads
+from archive.read.gather import Gather, Source
 from tests.support.gathering import SCHEMA, check, made, steps_of
 
 LENGTHS = np.array([7, 1, 30, 12, 2, 25, 40, 3, 19, 60, 5, 8])
@@ -324,3 +328,22 @@ def test_it_pickles_and_a_fork_begins_with_nothing(arc: archive.Archive) -> None
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
     assert gather.rows(*gather.place(t)) is not None
+
+
+def test_threads_that_begin_together_share_one_memory(arc: archive.Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Source] = []
+    both = threading.Barrier(2)
+
+    class Late(Source):
+        def __init__(self, *given: Any) -> None:
+            made.append(self)
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(0.2)  # until the other thread is here as well, which it must not
+            super().__init__(*given)
+
+    monkeypatch.setattr(gather_of_reads, "Source", Late)
+    gather = Gather(arc.episodes, FAST)
+    with ThreadPoolExecutor(2) as pool:
+        for batch in pool.map(lambda seed: gather.rows(*gather.place(drawn(seed=seed))), range(2)):
+            assert batch
+    assert len(made) == 1
