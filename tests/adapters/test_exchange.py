@@ -12,7 +12,6 @@ import torch
 
 import archive
 from archive.adapters import alf, exchange
-from archive.adapters.exchange import adapter as exchange_adapter
 from archive.base.errors import CapacityError, FieldError, NotFoundError, UsageError
 from tests.support.alf_buffer import LAST, ReplayBuffer, check_row, priority, run
 from tests.support.worlds import save_world, shares
@@ -181,7 +180,7 @@ def test_trajectories_stay_together_and_unfinished_ones_are_closed() -> None:
 def test_leaves_of_priority_trees_are_the_same_under_another_exponent() -> None:
     leaves = np.array([0.25, 1.0, 3.5])
     for alpha, eps in ((0.7, 1e-8), (1.0, 0.0)):
-        raw = exchange_adapter._before_alpha(SimpleNamespace(_alpha=alpha, _eps=eps), leaves)
+        raw = exchange._before_alpha(SimpleNamespace(_alpha=alpha, _eps=eps), leaves)
         np.testing.assert_allclose((raw.numpy() + eps) ** alpha, leaves, rtol=1e-6)
 
 
