@@ -72,9 +72,10 @@ their group, which uploads each once only.
 
 from __future__ import annotations
 
-from archive.adapters.xtuner.adapter import RestoredStep, restore, save
-from archive.adapters.xtuner.following import follow
-from archive.adapters.xtuner.progress import rollback
+from archive.adapters.xtuner.adapter import restore, save
+from archive.adapters.xtuner.codec import RestoredStep
+from archive.adapters.xtuner.follow import follow
+from archive.adapters.xtuner.groups import rollback
 
 __all__ = [
     "RestoredStep",

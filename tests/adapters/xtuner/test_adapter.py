@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 import archive
 from archive.adapters import xtuner
-from archive.adapters.xtuner.storage import counters
+from archive.adapters.xtuner.live import counters
 from archive.base.errors import ArchiveError, StateError, UsageError
 from tests.support import xtuner_buffers
 from tests.support.backends import make_backend

@@ -11,7 +11,7 @@ import pytest
 import archive
 import resharding
 from archive.adapters import xtuner
-from archive.adapters.xtuner import hooks
+from archive.adapters.xtuner import live
 from tests.support.xtuner_buffers import NaiveStorage, PandasStorage, Status, contents, fresh, group_of
 from tests.support.xtuner_jobs import SIBLINGS, TASK, Loop, generate, job, resumed, trained, which
 from tests.support.xtuner_managers import DisaggAgentLoopManager
@@ -204,7 +204,7 @@ def test_a_save_follows_where_the_writer_keeps_a_journal_and_a_restore_ends_it()
         await several(m, 2)
         with plain.writer() as w:
             await xtuner.save(m, w, step=1)
-            assert hooks.watch_of(m.replay_buffer) is None
+            assert live.memory(m.replay_buffer).follower is None
         with arc.writer(journal_s=3600.0) as w:
             ck = (await xtuner.save(m, w, step=1)).result()
             assert w.ledger("prompts").counts["sealed"] == 2
@@ -212,7 +212,7 @@ def test_a_save_follows_where_the_writer_keeps_a_journal_and_a_restore_ends_it()
             assert w.ledger("prompts").counts["sealed"] == 3
         share = resharding.plan(ck, world_size=1, tails="ignore").share(0)
         await xtuner.restore(m, share, existing="replace")
-        assert hooks.watch_of(m.replay_buffer) is None
+        assert live.memory(m.replay_buffer).follower is None
         assert len(m.replay_buffer) == 2
 
     asyncio.run(run())

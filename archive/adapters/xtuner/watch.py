@@ -1,0 +1,227 @@
+"""The prompts of one replay buffer, as a ledger is told of them: each word together with the episodes that it speaks
+of, so that both become durable at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from archive.adapters import part_of
+from archive.adapters.xtuner import groups, live
+from archive.adapters.xtuner.groups import COMPLETED, DONE, EXPIRED, KEPT, PROMPT, RETRY, plain
+
+if TYPE_CHECKING:
+    from archive import Writer
+    from archive.ledger import Ledger
+
+SIDE = ".prompts"  # of a buffer's name: the buffer of prompts, and of finished rollouts whose siblings are not
+ENDED = ("trained", "dropped")  # states of prompts that are done with
+
+
+class Prompt(NamedTuple):
+    """A prompt that is not done with. aside: its episodes in the buffer of prompts, its own and those of finished
+    rollouts."""
+
+    siblings: int
+    aside: list[str]
+
+
+class Watch:
+    """Tells the ledger of a writer of what is drawn, started, finished, put, taken and given up."""
+
+    def __init__(self, buffer: Any, writer: Writer, name: str, ledger: Ledger, *, siblings: bool) -> None:
+        """siblings: each rollout becomes durable when it is finished, not only its group."""
+        self.writer = writer
+        self.ledger = ledger
+        self.main = part_of(writer, name)
+        self.side = writer.buffer(name + SIDE)
+        self.status = live.Maker(buffer).classes.named
+        self.arrived: set[int] = set()  # groups (by identity) that the storage was given and nobody asked about yet
+        self._siblings = siblings
+        self._known = live.memory(buffer).seen(writer, name)
+        self._held: dict[int, Any] = {}  # uid -> its item, as it was last told of
+        self._prompts: dict[str, Prompt] = {}
+        self._lost: dict[str, list[list[Any]]] = {}  # task -> groups whose rollouts were cancelled
+
+    def _open(self, group: Iterable[Any]) -> str | None:
+        """The prompt that a group is of, if it is not done with."""
+        key = groups.key_of(group)
+        return None if key is None or self.ledger.state(key) in (None, *ENDED) else key
+
+    # -- drawing -------------------------------------------------------------------------------------------------------
+
+    def drawn(self, group: Sequence[Any], task_name: str, cursor: Any = None) -> str:
+        """A prompt was drawn; its key, which is also the id of the episode that it is kept as."""
+        number = getattr(group[0], "group_id", None)
+        key = f"{task_name}/{number}@{self.writer.session}.{self.writer.rank}"
+        while self.ledger.state(key) is not None or key in self._prompts:  # as two samplers of a task count alike
+            key += "+"
+        count = groups.mark(group, key)
+        encoded = groups.encode(groups.as_drawn(group), task_name, live.resolve)
+        with self.writer.together():
+            self.side.add_episode(encoded.fields, episode_id=key, metadata=encoded.metadata | {PROMPT: key})
+            self.ledger.draw([key], siblings=count, cursor=cursor)
+        self._prompts[key] = Prompt(count, [key])
+        return key
+
+    def started(self, group: Sequence[Any]) -> None:
+        """Its rollouts that are not there yet are under way."""
+        key = self._open(group)
+        if key is not None:
+            with self.writer.together():
+                for sibling in sorted(set(groups.siblings_of(group)) - set(self.ledger.sealed(key))):
+                    self.ledger.start([key], sibling)
+
+    def cancelled(self, group: Sequence[Any], task_name: str) -> None:
+        """Its rollouts won't come: the sampler gives it again."""
+        again = [r if groups.is_completed(r) else self.retried(r) for r in group]
+        self._lost.setdefault(task_name, []).append(again)
+
+    def retried(self, rollout: Any) -> Any:
+        """A rollout as it was drawn, to be made again."""
+        again = groups.without_response(rollout)
+        again.status = self.status(RETRY)
+        return again
+
+    def lost(self, task_name: str) -> list[Any] | None:
+        """A group that was cancelled, to be made again."""
+        waiting = self._lost.get(task_name)
+        return waiting.pop(0) if waiting else None
+
+    # -- finishing -----------------------------------------------------------------------------------------------------
+
+    def finished(self, made: Any, task_name: str) -> None:
+        """A rollout (or the entries of one) came back, while its siblings may be under way."""
+        entries = made if isinstance(made, list) else [made]
+        key = self._open(entries) if self._siblings else None
+        new = [] if key is None else [s for s in groups.completed(entries) if s not in self.ledger.sealed(key)]
+        if key is None or not new:
+            return
+        encoded = groups.encode(entries, task_name, live.resolve)
+        kept = {PROMPT: key, KEPT: {"rollouts": groups.volatile(entries)}}
+        with self.writer.together():
+            name = self.side.add_episode(encoded.fields, update_count=encoded.updates, metadata=encoded.metadata | kept)
+            self._prompts[key].aside.append(name)
+            self._seal(key, new, name)
+
+    def put(self, item: Any, uid: int) -> None:
+        """A group came into the replay buffer, as this item."""
+        self.arrived.add(id(item.item))
+        item = dataclasses.replace(item, uid=uid, timestamp_id=uid)
+        key, status = groups.key_of(item.item), plain(item.status)
+        if key is None or key not in self._prompts:
+            key = self.drawn(item.item, item.task_name)
+        self._held[uid] = item
+        if status in DONE:
+            self.dropped(item.item, str(status))
+            return
+        with self.writer.together():
+            there = self._reopened(key, item.item)
+            if status == COMPLETED or set(there) - set(self.ledger.sealed(key)):
+                self._put_whole(item, key, there)
+
+    def _put_whole(self, item: Any, key: str, there: Sequence[int]) -> None:
+        self._known[item.uid] = live.write_one(item, self.main, None, ())
+        self._seal(key, there, self._known[item.uid].episode_id)
+        prompt = self._prompts[key]
+        if plain(item.status) == COMPLETED:
+            for sibling in sorted(set(range(prompt.siblings)) - set(there)):
+                self.ledger.drop([key], "not in its group", sibling=sibling)
+        self.side.remove([name for name in prompt.aside if name != key], missing="ignore")
+        prompt.aside[:] = [key]
+
+    def _seal(self, key: str, siblings: Iterable[int], episode_id: str) -> None:
+        sealed = self.ledger.sealed(key)
+        for sibling in siblings:
+            if sealed.get(sibling, episode_id) != episode_id:
+                self.ledger.reopen([key], sibling)
+            self.ledger.seal([key], sibling, [episode_id])
+
+    def _reopened(self, key: str, group: Sequence[Any]) -> list[int]:
+        """The siblings that are whole; of others that were, as of those that expired, none counts as sealed."""
+        there = groups.completed(group)
+        for sibling in sorted(set(self.ledger.sealed(key)) - set(there)):
+            self.ledger.reopen([key], sibling)
+        return there
+
+    def changed(self, item: Any) -> None:
+        """A group in the replay buffer aged, or expired."""
+        uid = int(item.uid)
+        if uid not in self._held:
+            return
+        self._held[uid] = dataclasses.replace(item)
+        key = None if plain(item.status) == COMPLETED else self._open(item.item)
+        if key is not None:
+            with self.writer.together():
+                before = len(self.ledger.sealed(key))
+                if len(self._reopened(key, item.item)) < before:
+                    self._forget(uid)
+
+    # -- leaving -------------------------------------------------------------------------------------------------------
+
+    def left(self, uids: Iterable[int], update_count: int | None) -> None:
+        """Groups were taken out of the replay buffer: to be trained on, to be made again, or given up for their age."""
+        trained = []
+        with self.writer.together():
+            for uid in map(int, uids):
+                item = self._held.pop(uid, None)
+                key = None if item is None else self._open(item.item)
+                if item is None or key is None:
+                    continue
+                if plain(item.status) == COMPLETED and all(map(groups.is_completed, item.item)):
+                    trained.append(key)
+                    continue
+                self._forget(uid)
+                if plain(item.status) != EXPIRED and any(plain(r.status) == EXPIRED for r in item.item):
+                    self.dropped(item.item, EXPIRED)
+            if trained:
+                self.ledger.train(trained, update_count)
+                self._end(trained)
+
+    def dropped(self, group: Sequence[Any], reason: str) -> None:
+        """A group was given up: it failed, was filtered out, or is too old."""
+        key = self._open(group)
+        if key is not None:
+            with self.writer.together():
+                self.ledger.drop([key], reason)
+                self._end([key])
+
+    def _forget(self, uid: int) -> None:
+        """Its rollouts are made again: what is live of it may no longer come back beside them."""
+        seen = self._known.pop(uid, None)
+        if seen is not None:
+            self.main.remove([seen.episode_id])
+
+    def _end(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            if (prompt := self._prompts.pop(key, None)) is not None:
+                self.side.remove(prompt.aside, missing="ignore")
+
+    # -- resuming ------------------------------------------------------------------------------------------------------
+
+    def adopt(self, items: Iterable[Any], found: Mapping[str, int]) -> None:
+        """Go on with the groups in the replay buffer, and with these prompts of so many siblings; what else is kept
+        aside is another's."""
+        aside = self.aside
+        for key, count in found.items():
+            sealed = self.ledger.sealed(key).values()
+            self._prompts[key] = Prompt(count, [name for name in dict.fromkeys((key, *sealed)) if name in aside])
+        self.side.remove(sorted(aside - {name for one in self._prompts.values() for name in one.aside}))
+        for item in items:
+            own, uid = groups.key_of(item.item), int(item.uid)
+            if own is not None and own in found and set(groups.completed(item.item)) <= set(self.ledger.sealed(own)):
+                self._held[uid] = dataclasses.replace(item)
+                continue
+            self._known.pop(uid, None)
+            self.put(item, uid)
+            self.arrived.discard(id(item.item))
+
+    @property
+    def aside(self) -> set[str]:
+        """The episodes in the buffer of prompts."""
+        return set(self.side.live["episode_id"].to_pylist())
+
+    def came_back(self, uid: int, item: Any, episode_id: str) -> None:
+        """A group of this uid is live as that episode."""
+        self._known[uid] = live.seen_as(item, episode_id)
