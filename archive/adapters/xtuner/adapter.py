@@ -26,6 +26,7 @@ from archive.adapters.xtuner import groups, live
 from archive.adapters.xtuner.codec import RestoredStep
 from archive.adapters.xtuner.groups import FORMAT, KEPT, RETRY, rollback
 from archive.adapters.xtuner.live import Maker, Seen, undisturbed
+from archive.adapters.xtuner.watch import detach
 from archive.base import CorruptStateError, NotFoundError, UpgradeError, UsageError
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ async def restore(
         for name, buffer in buffers.items():
             found[name] = await undisturbed(partial(sources[name].read, Maker(buffer, refs, renamed)))
         for name, target in given.items():
-            following.detach(buffers[name])
+            detach(buffers[name])
             out[name] = await _restore_one(target, sources[name], found[name], renamed)
     if writer is not None:
         await following.follow(given, writer, ledger=ledger, refs=refs)

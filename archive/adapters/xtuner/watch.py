@@ -1,10 +1,22 @@
 """The prompts of one replay buffer, as a ledger is told of them: each word together with the episodes that it speaks
-of, so that both become durable at once."""
+of, so that both become durable at once.
+
+XTuner's objects say what they do: each public verb that matters is wrapped on its object, and does what it did.
+
+| verb of XTuner | what it says |
+|---|---|
+| `Sampler.sample_from_dataloader` | a prompt was drawn |
+| `agent_loop.generate_group`, `generate_sample` | rollouts are under way, are there, or failed |
+| `produce_strategy.is_valid_sample_fn` | a group was filtered out |
+| `storage.put`, `update`, `delete` | a group came, expired, was taken |
+| `ReplayBuffer.put` | a group was too old to be kept |
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from archive.adapters import part_of
@@ -17,6 +29,7 @@ if TYPE_CHECKING:
 
 SIDE = ".prompts"  # of a buffer's name: the buffer of prompts, and of finished rollouts whose siblings are not
 ENDED = ("trained", "dropped")  # states of prompts that are done with
+FAILED, FILTERED = "failed", "filtered"
 
 
 class Prompt(NamedTuple):
@@ -225,3 +238,147 @@ class Watch:
     def came_back(self, uid: int, item: Any, episode_id: str) -> None:
         """A group of this uid is live as that episode."""
         self._known[uid] = live.seen_as(item, episode_id)
+
+
+# -- hooks -------------------------------------------------------------------------------------------------------------
+
+
+class Hooks:
+    """The wrapped verbs of one replay buffer and its manager."""
+
+    def __init__(self, target: Any, watch: Watch) -> None:
+        self.watch = watch
+        self._undo: list[Callable[[], None]] = []
+        self._of_buffer(target, live.buffer_of(target), watch)
+        for runner in live.runners_of(target):
+            self._of_sampler(target, runner.sampler, runner.task_name, watch)
+            self._of_strategy(runner.produce_strategy, watch)
+            if getattr(runner, "agent_loop", None) is not None:
+                self._of_loop(runner, runner.agent_loop, watch)
+
+    def _set(self, target: Any, name: str, value: Any) -> None:
+        """Set an attribute of this object alone."""
+        own = vars(target)
+        undo = partial(object.__setattr__, target, name, own[name]) if name in own else partial(_unset, target, name)
+        object.__setattr__(target, name, value)  # task runners are frozen
+        self._undo.append(undo)
+
+    def _wrap(self, target: Any, wrapper: Callable[..., Any]) -> None:
+        """Have the verb of the wrapper's name called by it: it is given the verb first."""
+        self._set(target, wrapper.__name__, partial(wrapper, getattr(target, wrapper.__name__)))
+
+    def undo(self) -> None:
+        """Make all verbs XTuner's own again."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _of_buffer(self, target: Any, buffer: Any, watch: Watch) -> None:
+        async def put(verb: Any, item: Any) -> Any:
+            uid = await verb(item)
+            watch.put(item, int(uid))
+            return uid
+
+        async def update(verb: Any, items: Any) -> Any:
+            result = await verb(items)
+            for item in items:
+                watch.changed(item)
+            return result
+
+        async def delete(verb: Any, uids: Any) -> Any:
+            watch.left(uids, live.train_step(target))
+            return await verb(uids)
+
+        for verb in (put, update, delete):
+            self._wrap(live.storage_of(buffer), verb)
+
+        async def put_group(verb: Any, group: Any, *args: Any, **options: Any) -> Any:
+            result = await verb(group, *args, **options)
+            if id(group) in watch.arrived:
+                watch.arrived.discard(id(group))
+            elif group:
+                watch.dropped(group, EXPIRED)
+            return result
+
+        self._set(buffer, "put", partial(put_group, buffer.put))
+
+    def _of_sampler(self, manager: Any, sampler: Any, task: str, watch: Watch) -> None:
+        retry = watch.status(RETRY)
+
+        def sample_from_dataloader(verb: Any, *args: Any, **options: Any) -> Any:
+            group = verb(*args, **options)
+            watch.drawn(group, task, live.samplers_state(manager))
+            return group
+
+        async def sample(verb: Any, task_name: str, *args: Any, **options: Any) -> Any:
+            again = watch.lost(task_name)
+            statuses = (args[0] if args else options.get("group_status")) or ()
+            if again is None and retry not in statuses:  # synchronous strategies never ask for these
+                taken = await manager.replay_buffer.get(1, task_name=task_name, group_status=retry)
+                again = taken[0] if taken else None
+            return await verb(task_name, *args, **options) if again is None else again
+
+        self._wrap(sampler, sample_from_dataloader)
+        self._wrap(sampler, sample)
+
+    def _of_strategy(self, strategy: Any, watch: Watch) -> None:
+        def is_valid_sample_fn(verb: Any, group: Any, *args: Any, **options: Any) -> Any:
+            answer = verb(group, *args, **options)
+            if not answer:
+                watch.dropped(group, FILTERED)
+            return answer
+
+        if getattr(strategy, "is_valid_sample_fn", None) is not None:
+            self._wrap(strategy, is_valid_sample_fn)
+
+    def _of_loop(self, runner: Any, loop: Any, watch: Watch) -> None:
+        async def generate_sample(verb: Any, rollout: Any, *args: Any, **options: Any) -> Any:
+            made = await verb(rollout, *args, **options)
+            watch.finished(made, runner.task_name)
+            return made
+
+        self._set(runner, "agent_loop", WatchedLoop(loop, watch, runner.task_name))
+        generate = getattr(loop, "generate_sample", None)
+        if generate is not None and not hasattr(generate, "remote"):  # in another process rollouts come by groups
+            self._wrap(loop, generate_sample)
+
+
+def _unset(target: Any, name: str) -> None:
+    object.__delattr__(target, name)
+
+
+class WatchedLoop:
+    """An agent loop, in this process or an actor of Ray, as producers call it."""
+
+    def __init__(self, loop: Any, watch: Watch, task_name: str) -> None:
+        self._loop = loop
+        self._watch = watch
+        self._task_name = task_name
+
+    async def generate_group(self, group: Any, *args: Any, **options: Any) -> Any:
+        """The group with its responses."""
+        self._watch.started(group)
+        generate = getattr(self._loop.generate_group, "remote", self._loop.generate_group)
+        try:
+            made = await generate(group, *args, **options)
+        except BaseException:
+            self._watch.cancelled(group, self._task_name)
+            raise
+        if any(plain(r.status) == FAILED for r in made):
+            self._watch.dropped(made, FAILED)
+        return made
+
+    async def pause(self, *args: Any, **options: Any) -> Any:
+        """Ask it to stop."""
+        pause = getattr(self._loop.pause, "remote", self._loop.pause)
+        return await pause(*args, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+
+def detach(buffer: Any) -> None:
+    """Follow it no longer."""
+    memory = live.memory(buffer)
+    if memory.follower is not None:
+        memory.follower.undo()
+    memory.follower = None
