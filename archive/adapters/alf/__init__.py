@@ -45,12 +45,10 @@ from archive.base import package
 
 package("torch", "archive.adapters.alf", "'trajectory-archive[torch]'")
 
-from archive.adapters.alf.adapter import restore, save, write
+from archive.adapters.alf.buffer import follow, restore, save, write
 from archive.adapters.alf.files import export_checkpoint, import_checkpoint
-from archive.adapters.alf.restoring import Rebuilt, rebuild
-from archive.adapters.alf.saving import PRIORITY
-from archive.adapters.alf.target import Target, target_of
-from archive.adapters.alf.tensors import FIRST, LAST, path_by_key
+from archive.adapters.alf.restored import Rebuilt, Target, rebuild, target_of
+from archive.adapters.alf.tensors import FIRST, LAST, PRIORITY, path_by_key
 
 __all__ = [
     "FIRST",
@@ -59,6 +57,7 @@ __all__ = [
     "Rebuilt",
     "Target",
     "export_checkpoint",
+    "follow",
     "import_checkpoint",
     "path_by_key",
     "rebuild",

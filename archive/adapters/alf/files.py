@@ -1,4 +1,4 @@
-"""Adapters: ALF's own checkpoint files of replay buffers, into an archive and out of one."""
+"""ALF's own checkpoint files of replay buffers, into an archive and out of one."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from typing import Any
 import torch
 
 from archive import Archive
-from archive.adapters import checkpoint, load_torch, part_of, saved_by, share_buffer, share_of
-from archive.adapters.alf import saving
-from archive.adapters.alf.restoring import rebuild
-from archive.adapters.alf.target import SYSTEM, target_saved
-from archive.adapters.alf.tensors import Tensors
+from archive.adapters import checkpoint, load_torch, part_of, share_buffer, share_of, states_of
+from archive.adapters.alf.buffer import append
+from archive.adapters.alf.restored import rebuild, target_saved
+from archive.adapters.alf.tensors import SYSTEM, Tensors
 from archive.base import IntegrityError, NotFoundError, StorageError, UsageError
 from archive.checkpoint import MAIN_BUFFER, Checkpoint
 from archive.store import read_file, write_file
@@ -59,7 +58,7 @@ def import_checkpoint(
         ]
         pending = []
         for w, tensors in zip(writers, ranks, strict=True):
-            saved = saving.append(part_of(w, buffer), tensors)
+            saved, _ = append(part_of(w, buffer), tensors)
             pending.append(checkpoint(w, step, {buffer: saved}, **options))
         return [p.result() for p in pending][-1]
 
@@ -83,9 +82,9 @@ def export_checkpoint(
     module: the name by which the Checkpointer knows the algorithm.
     """
     part = share_buffer(share_of(source, rank), buffer)
-    states = list(saved_by(SYSTEM, part.source_states).values())
-    target = target_saved(states, num_envs or part.rules.num_envs, max_length or part.rules.max_length)
-    made = rebuild(part, target, unfinished)
+    states = states_of(part, SYSTEM)
+    target = target_saved([*states.values()], num_envs or part.rules.num_envs, max_length or part.rules.max_length)
+    made = rebuild(part, target, unfinished, states)
     if not int(made.named["_current_size"].sum()):
         raise NotFoundError("this share has no steps, so there are no fields to write; plan for fewer ranks")
     content: dict[str, Any] = {name: {} for name in (*MODULES, module)}

@@ -1,13 +1,17 @@
-"""Adapters: an ALF replay buffer as tensors by name, and what ALF derives from its steps: trees and episode indices."""
+"""An ALF replay buffer as tensors by name, what ALF derives from its steps (trees, episode indices), and what tells
+whether the rows of a live one are still those that were saved."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
+from archive.adapters import digests
+from archive.arrays import Ints
 from archive.base import UsageError, cached_property
 from archive.fields import Path
 
@@ -24,6 +28,11 @@ KEPT = (POS, SIZE, INDEX, HEADLESS, DISC_0, RETURNS, SUMS, MAXIMA)
 SEPARATOR = "|"  # between the keys of a nested field, in the name of its tensor
 ELEMENTS_AT_ONCE = 1 << 22
 NONE = torch.iinfo(torch.int64).min
+SYSTEM = "alf"
+PRIORITY, RETURN = "priority", "episodic_return"
+DEFAULT_RETURN = -1000.0  # ALF's own default of what steps have whose episode has not ended
+MARKED = 4  # newest steps of a row that tell whether the row is still the one that was saved
+Table = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,15 @@ class Tensors:
             return None
         step = torch.minimum(self.pos - self.size + after, (self.pos - 1).clamp(min=0))
         return values.gather(1, (step % self.max_length)[:, None])[:, 0].clone()
+
+
+def tensors_of(rb: Any) -> Tensors:
+    """The tensors of a live buffer."""
+    if not isinstance(rb, torch.nn.Module):
+        raise UsageError(
+            f"{type(rb).__name__} is no replay buffer of ALF; give algorithm._replay_buffer once it is there"
+        )
+    return Tensors(dict(rb.named_buffers()))
 
 
 def path_of(name: str) -> Path:
@@ -174,3 +192,44 @@ def _row_slices(ring: torch.Tensor) -> Iterator[slice]:
     rows = max(1, ELEMENTS_AT_ONCE // max(1, ring.shape[1]))
     for start in range(0, len(ring), rows):
         yield slice(start, start + rows)
+
+
+# -- what is known of a live buffer ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Track:
+    """What is known of a live buffer since its last save or restore, for the next save."""
+
+    offset: Ints  # of each row: position in the archive less ALF's own, which starts anew when the buffer is cleared
+    at: Ints  # position in the archive of each row's next step
+    marks: Table  # (E, MARKED) checksums of the newest steps, the newest first; -1 where there is none
+    rewritten: Table  # (n, 3) env row, position in the archive, step type: in the buffer other than in the archive
+    closed: list[int] = field(
+        default_factory=list
+    )  # rows whose open episode was closed in the buffer, not yet in the archive
+
+
+def no_rewrites() -> Table:
+    return np.zeros((0, 3), np.int64)
+
+
+def marks(tensors: Tensors) -> Table:
+    """Checksums of the newest steps of each row."""
+    position = tensors.pos.cpu()[:, None] - 1 - torch.arange(MARKED)
+    there = (position >= (tensors.pos - tensors.size).cpu()[:, None]).numpy()
+    return checksums(tensors, position.clamp(min=0), there)
+
+
+def checksums(tensors: Tensors, position: torch.Tensor, there: np.ndarray[Any, Any]) -> Table:
+    rows, which = np.nonzero(there)
+    slots = position[rows, which] % max(1, tensors.max_length)
+    at = torch.from_numpy(rows)
+    sums = np.zeros(len(rows), np.uint64)
+    for number, (path, leaf) in enumerate(sorted(tensors.fields.items())):
+        if path[-1] != "step_type":  # ALF's own loading rewrites it
+            steps = leaf[at.to(leaf.device), slots.to(leaf.device)]
+            sums += digests.of_tensor(steps, None) * digests.salt(number, path)
+    out = np.full(there.shape, -1, np.int64)
+    out[rows, which] = sums >> np.uint64(1)
+    return out

@@ -1,39 +1,110 @@
-"""Adapters: a share of a checkpoint as the tensors of an ALF replay buffer, of any size."""
+"""A share of a checkpoint as the tensors of an ALF replay buffer: a live one, or one like those that were saved."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from archive.adapters import UNFINISHED, Report, check_option, saved_by
-from archive.adapters.alf.saving import MARKED, PRIORITY, RETURN, Table, Track, marks, no_rewrites
-from archive.adapters.alf.target import SYSTEM, Target, check_kinds
+from archive.adapters import UNFINISHED, Report, check_option
 from archive.adapters.alf.tensors import (
+    DEFAULT_RETURN,
     DISC_0,
     FIRST,
     HEADLESS,
     INDEX,
     LAST,
+    MARKED,
     MAXIMA,
     POS,
+    PRIORITY,
+    RETURN,
     RETURNS,
     SIZE,
     SUMS,
     Heads,
+    Table,
     Tensors,
+    Track,
     grown,
     indices,
+    marks,
     name_of,
+    no_rewrites,
     path_by_key,
+    tensors_of,
 )
 from archive.arrays import Ints
 from archive.base import FieldError, UsageError, cached_property, logger
 from archive.fields import Path, flatten
 from archive.torch import ring
+
+
+@dataclass(frozen=True)
+class Target:
+    """The buffer that is to hold the share."""
+
+    num_envs: int
+    max_length: int
+    episodic: bool = False  # it keeps ALF's episode indices
+    returns: bool = False
+    prioritized: bool = False
+    default_return: float = DEFAULT_RETURN
+    initial_priority: float = 1.0
+    ignored_frames: int = 0  # earliest steps of each row that are never sampled
+    device: Any = None
+    kinds: Mapping[Path, tuple[torch.dtype, tuple[int, ...]]] | None = None  # dtype and shape of each field
+
+
+def target_of(rb: Any) -> Target:
+    """The target that a live buffer is."""
+    tensors = tensors_of(rb)
+    return Target(
+        tensors.num_envs,
+        tensors.max_length,
+        episodic=INDEX in tensors.named,
+        returns=RETURNS in tensors.named,
+        prioritized=SUMS in tensors.named,
+        default_return=float(getattr(rb, "_default_return", DEFAULT_RETURN)),
+        initial_priority=float(getattr(rb, "_initial_priority", 1.0)),
+        ignored_frames=int(getattr(rb, "_num_earliest_frames_ignored", 0)),
+        device=tensors.pos.device,
+        kinds={path: (leaf.dtype, tuple(leaf.shape[2:])) for path, leaf in tensors.fields.items()},
+    )
+
+
+def target_saved(states: Sequence[Mapping[str, Any]], num_envs: int | None, max_length: int | None) -> Target:
+    """A buffer like those that were saved, of a size of its own where one is given."""
+    if not states:
+        raise UsageError("ALF did not save this checkpoint, so what its ring keeps is not known; restore a live buffer")
+    return Target(
+        num_envs or max(s["num_envs"] for s in states),
+        max_length or max(s["max_length"] for s in states),
+        episodic=all(s["episodic"] for s in states),
+        returns=all(s["returns"] for s in states),
+        prioritized=all(s["prioritized"] for s in states),
+        default_return=states[0].get("default_return", DEFAULT_RETURN),
+        ignored_frames=int(states[0].get("num_earliest_frames_ignored") or 0),
+    )
+
+
+def check_kinds(fields: Mapping[Path, Any], target: Target) -> None:
+    """Refuse fields of other names, dtypes or shapes than the target has."""
+    if target.kinds is None:
+        return
+    if odd := min(fields.keys() ^ target.kinds.keys(), key="/".join, default=None):
+        raise FieldError(f"field {'/'.join(odd)!r} is only in {'the share' if odd in fields else 'the buffer'}")
+    for path, leaf in fields.items():
+        dtype, shape = target.kinds[path]
+        if not isinstance(leaf, torch.Tensor) or (leaf.dtype, tuple(leaf.shape[2:])) != (dtype, shape):
+            raise FieldError(
+                f"field {'/'.join(path)!r} is {leaf.dtype} {list(leaf.shape[2:])} in the share, {dtype} {list(shape)} "
+                "in the buffer; make the buffer with the data spec that was saved"
+            )
 
 
 @dataclass(frozen=True)
@@ -47,8 +118,11 @@ class Rebuilt:
     report: Report
 
 
-def rebuild(part: Any, target: Target, unfinished: str) -> Rebuilt:
-    """A share's buffer for that target. Nothing is touched; a share that does not fit is refused."""
+def rebuild(part: Any, target: Target, unfinished: str, states: Mapping[int, Any] | None = None) -> Rebuilt:
+    """A share's buffer for that target. Nothing is touched; a share that does not fit is refused.
+
+    states: those that ALF's adapter saved, by source rank.
+    """
     check_option("unfinished", unfinished, UNFINISHED)
     planned = part.rules.unfinished
     if unfinished == "continue" and planned != "continue":
@@ -59,13 +133,15 @@ def rebuild(part: Any, target: Target, unfinished: str) -> Rebuilt:
     filled = ring.fill(
         part, num_envs=target.num_envs, max_length=target.max_length, unfinished=unfinished, device=target.device
     )
-    return _Restoring(part, target, filled, unfinished).rebuilt()
+    return _Restoring(part, target, filled, unfinished, states or {}).rebuilt()
 
 
 class _Restoring:
     """One restore: what was filled, and where it is other than what the archive has."""
 
-    def __init__(self, part: Any, target: Target, filled: ring.Filled, unfinished: str) -> None:
+    def __init__(
+        self, part: Any, target: Target, filled: ring.Filled, unfinished: str, states: Mapping[int, Any]
+    ) -> None:
         self.part = part
         self.target = target
         self.filled = filled
@@ -73,10 +149,10 @@ class _Restoring:
         self.fields: dict[Path, torch.Tensor] = dict(flatten(filled.buffers)) if filled.buffers else {}
         self.notes: list[str] = []
         self.counts: dict[str, int] = {}
-        state = part.state
-        same = state is not None and state.get("system") == SYSTEM
         size = (target.num_envs, target.max_length)
-        self.exact: Any = state if same and (state["num_envs"], state["max_length"]) == size else None
+        state = states.get(part.rank) if states and part.plan.is_identity else None
+        self.exact: Any = state if state and (state["num_envs"], state["max_length"]) == size else None
+        self.sources = [self.exact] if self.exact else list(states.values())  # the one to go on from, or all
 
     @cached_property
     def step_type(self) -> torch.Tensor:
@@ -84,11 +160,6 @@ class _Restoring:
         if path is None:
             raise FieldError(f"the share has no field 'step_type'; it has: {', '.join(map('/'.join, self.fields))}")
         return self.fields[path]
-
-    @cached_property
-    def sources(self) -> list[dict[str, Any]]:
-        """The states that ALF's adapter saved: the one to go on from, else those of all source ranks."""
-        return [self.exact] if self.exact else list(saved_by(SYSTEM, self.part.source_states).values())
 
     def kept(self, name: str, made: torch.Tensor) -> torch.Tensor:
         """A tensor as the state has it, where nothing has moved; else the one that was made."""
