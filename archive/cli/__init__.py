@@ -1,15 +1,16 @@
-"""The command line. Each command opens an archive, calls the library and prints.
+"""The command line. A command is a function that opens an archive, calls the library and returns an `Output`.
 
-To add one: write a function in a module of this package (click, with the decorators of `options`), and name it in a
-group of `commands`. Nothing heavy is imported before a command runs.
+To add one: write the function in the module of its group, and declare it with `@commands.command(group, options...)`.
+Nothing heavy is imported before a command runs.
 
 Exit codes: 0 done, 1 it failed (one line on stderr says why and what to do), 2 the call is wrong.
 """
 
 from __future__ import annotations
 
-from archive.cli import output
-from archive.cli.commands import COMMANDS, main
-from archive.cli.options import Target, on_archive
+from archive.cli import demo, look, checkpoints, keep, move, maintain, output  # isort: skip  # in the order of --help
+from archive.cli.commands import main
 
-__all__ = ["COMMANDS", "Target", "main", "on_archive", "output"]
+COMMANDS = main.commands
+
+__all__ = ["COMMANDS", "checkpoints", "demo", "keep", "look", "main", "maintain", "move", "output"]

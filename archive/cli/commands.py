@@ -1,34 +1,28 @@
-"""The commands, and what becomes of their errors, in words of the command line."""
+"""The group of commands: how each is declared, called and shown in `--help`, and its errors in words of the command
+line."""
 
 from __future__ import annotations
 
+import inspect
 import re
-from importlib import import_module
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
 from archive.base import ArchiveError, UsageError, __version__
-from archive.cli.output import cell
+from archive.cli.options import DEADLINE_S, DEBUG, Target, argument, option, storage_options
+from archive.cli.output import Output, cell
 
-_DECLARED = {  # title of a group: module, and its commands; in the order of --help
-    "Look": {
-        "demo": ["demo"],
-        "contents": ["info", "ls", "episodes", "show", "sample", "log", "ledger"],
-        "viewer": ["view"],
-    },
-    "Checkpoints and runs": {"checkpoints": ["checkpoints", "diff", "plan", "request-checkpoint", "tails", "recover"]},
-    "Keep and let go": {"upkeep": ["label", "labels", "tag", "tags", "forget", "undo", "restore", "prune"]},
-    "Move data": {"transfer": ["reshard", "merge", "split", "filter"], "exchange": ["export", "import"]},
-    "Maintain": {"upkeep": ["verify", "repair", "policy"], "transfer": ["compact"]},
-}
-GROUPS = {title: {name: at for at, names in of.items() for name in names} for title, of in _DECLARED.items()}
-COMMANDS = {name: module for group in GROUPS.values() for name, module in group.items()}
-DEBUG = "archive.debug"  # key in the context's meta: whether tracebacks are wanted
+LOOK, RUNS, KEEP = "Look", "Checkpoints and runs", "Retention and labels"
+MOVE, MAINTAIN = "Move data", "Maintain"
+WHOLE = 200  # characters: a first sentence is not cut
+Function = TypeVar("Function", bound=Callable[..., Any])
+GROUPS: dict[str, dict[str, click.Command]] = {title: {} for title in (LOOK, RUNS, KEEP, MOVE, MAINTAIN)}
 
 
 class Failed(click.ClickException):
-    """One line for the user."""
+    """An error as one line for the user."""
 
     def __init__(self, error: BaseException, command: str | None = None) -> None:
         text = cell(" ".join(str(error).split()), limit=None) or type(error).__name__
@@ -44,24 +38,16 @@ class Misused(Failed):
 
 
 class Commands(click.Group):
-    """Commands that are imported when they are called, and whose errors are one line."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        found = vars(import_module(f"archive.cli.{COMMANDS[cmd_name]}")).values()
-        return next(one for one in found if isinstance(one, click.Command) and one.name == cmd_name)
+    """Commands in groups, whose errors are one line."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        longest = max(map(len, COMMANDS))
+        longest = max(map(len, self.commands))
         for title, group in GROUPS.items():
             with formatter.section(title):
-                found = ((f"{name:<{longest}}", self.get_command(ctx, name)) for name in group)
                 most = formatter.width - longest - 6
-                formatter.write_dl([(name, one.get_short_help_str(most)) for name, one in found if one is not None])
+                formatter.write_dl(
+                    [(f"{name:<{longest}}", one.get_short_help_str(most)) for name, one in group.items()]
+                )
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -86,6 +72,85 @@ Completion: eval "$(_ARCHIVE_COMPLETE=bash_source archive)", or zsh_source, fish
 def main() -> None:
     """Replay buffers and trajectories on any object store."""
 
+
+# -- declaring a command -----------------------------------------------------------------------------------------------
+
+_WRITES = option("--single-writer", "For a store that cannot refuse to overwrite: you promise that only you write.")
+_LOOKS = option(
+    "--commit N|TAG",
+    "The archive as of that commit.",
+    callback=lambda ctx, param, text: int(text) if text and text.isdecimal() else text,
+)
+_EVERY = (
+    option("--json as_json", "Print one JSON document."),
+    option(
+        "--storage-option storage_pairs KEY=VALUE...",
+        "Passed to the filesystem; VALUE may be JSON, a dot in KEY goes one level down.",
+    ),
+    option("--endpoint-url URL", "S3 server other than Amazon's."),
+    option("--profile NAME", "Profile of the AWS configuration."),
+    option(
+        "--retry-for deadline_s SECONDS",
+        "How long to repeat a request that fails.",
+        type=click.FloatRange(min=0, min_open=True),
+        default=DEADLINE_S,
+    ),
+    option(
+        "--allow-base allow_bases URL...",
+        "Another archive (or the folder above it) that this one may refer to, as `merge` makes it.",
+    ),
+    option(
+        "--debug",
+        "Show tracebacks.",
+        expose_value=False,
+        callback=lambda ctx, _, wanted: ctx.meta.update({DEBUG: wanted}),
+    ),
+)
+_YES = option("--yes", "Do it. Without this, only show what would be done.")
+_OF_TARGET = ("url", "commit", "as_json", "deadline_s", "allow_bases", "single_writer")
+
+
+def command(
+    group: str, *own: click.Parameter, writes: bool = False, time_travel: bool = True
+) -> Callable[[Function], Function]:
+    """A decorator that makes a function a command of this group: by its name, with its docstring as help.
+
+    The function takes a Target and its `own` parameters, and returns an Output, or None if it has printed. A generator
+    asks first: it yields the Output of what it would do and, with --yes alone, goes on and yields the Output of what it
+    did. writes: the command takes --single-writer; time_travel: it takes --commit.
+    """
+
+    def declare(function: Function) -> Function:
+        asks = inspect.isgeneratorfunction(function)
+
+        def call(storage_pairs: tuple[str, ...], endpoint_url: str | None, profile: str | None, **given: Any) -> None:
+            of_target = {name: given.pop(name) for name in _OF_TARGET if name in given}
+            target = Target(**of_target, storage_options=storage_options(storage_pairs, endpoint_url, profile))
+            goes_on = asks and given.pop("yes")
+            found = function(target, **given)
+            output: Output | None = next(found) if asks else found
+            output = next(found) if goes_on else output
+            if output is not None:
+                output.show(as_json=target.as_json)
+                click.get_current_context().exit(output.code)
+
+        url = () if any(one.name == "url" for one in own) else (argument("url"),)
+        shared = [
+            *([_YES] if asks else ()),
+            *([_WRITES] if writes else ()),
+            *([_LOOKS] if time_travel else ()),
+            *_EVERY,
+        ]
+        name = function.__name__.strip("_").replace("_", "-")
+        made = click.Command(name, callback=call, params=[*url, *own, *shared], help=inspect.getdoc(function))
+        main.add_command(made)
+        GROUPS[group][name] = made
+        return function
+
+    return declare
+
+
+# -- what errors advise ------------------------------------------------------------------------------------------------
 
 _EVERYWHERE = (
     (r"raise deadline_s", "give a longer --retry-for"),
@@ -124,6 +189,6 @@ _WITH_SET = frozenset({"export", "import"})
 
 def in_options(text: str, command: str | None = None) -> str:
     """A message as somebody needs it who gave `command`, and no Python."""
-    for pattern, option in (*_EVERYWHERE, *(_OF_ADAPTERS if command in _WITH_SET else ())):
-        text = re.sub(pattern, option, text)
+    for pattern, given in (*_EVERYWHERE, *(_OF_ADAPTERS if command in _WITH_SET else ())):
+        text = re.sub(pattern, given, text)
     return text

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import shlex
+import shutil
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from importlib.util import find_spec
 from multiprocessing import get_context
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from archive.base import IntegrityError, size
-from archive.cli import output
-from archive.cli.options import Target, on_archive
+from archive.cli.commands import LOOK, command
+from archive.cli.options import Target, argument
+from archive.cli.output import Output
 
 if TYPE_CHECKING:
     from archive import Archive
@@ -241,20 +245,30 @@ def run(target: Target) -> tuple[str, list[dict[str, Any]]]:
     return archives[0].url, rows
 
 
-@click.command()
-@on_archive(default="demo-archive", time_travel=False, writes=True)
-def demo(target: Target) -> None:
-    """Write episodes, find them, read them back and compare. Run again, it adds to the same archive."""
+@command(LOOK, argument("url", metavar="[URL]", default="demo-archive"), writes=True, time_travel=False)
+def demo(target: Target) -> Output:
+    """Write a sample archive, resume it on other ranks, check it.
+
+    Writes episodes, finds them, reads them back and compares. Four ranks save a checkpoint, three resume it. Run again,
+    the demo adds to the same archive.
+    """
     url, rows = run(target)
+    total = {name: sum(row[name] for row in rows) for name in ("seconds", *COSTS)}
+    shown = [
+        {**row, "what happened": row["did"], "sent": size(row["sent"]), "received": size(row["received"])}
+        for row in (*rows, {"step": "all", "did": "", **total, "seconds": round(total["seconds"], 3)})
+    ]
+    called, place = program(), shlex.quote(url)
+    more = [
+        f"Look around: {called} info {place}; {called} episodes {place} --where 'return > 10'",
+        f"Watch one: {called} export {place} --html best --where 'update_count > 0' -o episode.html",
+        *([] if find_spec("starlette") else ["The viewer needs more: pip install 'trajectory-archive[view]'"]),
+        f"Open the viewer: {called} view {place}",
+    ]
+    return Output({"url": url, "steps": rows}, [(shown, ("step", "what happened", "seconds", *COSTS)), *more])
 
-    def show() -> None:
-        total = {name: sum(row[name] for row in rows) for name in ("seconds", *COSTS)}
-        shown = [
-            {**row, "what happened": row["did"], "sent": size(row["sent"]), "received": size(row["received"])}
-            for row in (*rows, {"step": "all", "did": "", **total, "seconds": round(total["seconds"], 3)})
-        ]
-        output.table(shown, ("step", "what happened", "seconds", *COSTS))
-        output.say(f"Look around with: archive info {target.url}; archive episodes {target.url} --where 'return > 10'")
-        output.say(f"Watch one: archive export {target.url} --html best --where 'update_count > 0' -o episode.html")
 
-    target.answer({"url": url, "steps": rows}, show)
+def program() -> str:
+    """The name of the command line, as one can type it here: the path it was called by, if it is not on the PATH."""
+    called = sys.argv[0]
+    return called if Path(called).name == "archive" and shutil.which("archive") is None else "archive"

@@ -1,5 +1,5 @@
-"""Printing. What comes from an archive is text to be shown, never markup or terminal commands. Long work draws a bar
-on the terminal."""
+"""Printing, in one way: a command gives an `Output`. Text from an archive is shown, never taken for markup or terminal
+commands. Long work draws a bar on the terminal."""
 
 from __future__ import annotations
 
@@ -26,20 +26,41 @@ PROSE = frozenset({"what happened", "problem", "what"})  # columns that go on in
 PROSE_WIDTH = 30
 
 Row = Mapping[str, Any]
+Part = str | Row | tuple[Iterable[Row], Sequence[str]]  # text; names and values, one a line; a table of some columns
+
+
+class Output:
+    """The result of a command: one JSON document for programs, parts for people, and the exit code."""
+
+    def __init__(self, document: Any, parts: str | Iterable[Part], *, code: int = 0) -> None:
+        self._document, self._parts, self.code = document, parts, code
+
+    def show(self, *, as_json: bool) -> None:
+        """Print the document, or the parts: a generator of these runs only then."""
+        if as_json:
+            say(plaintext.as_json(plain(self._document), indent=1))
+            return
+        for part in [self._parts] if isinstance(self._parts, str) else self._parts:
+            if isinstance(part, str):
+                say(part)
+            elif isinstance(part, Mapping):
+                facts(part)
+            else:
+                table(*part)
+
+
+def listed(rows: list[dict[str, Any]], columns: Sequence[str]) -> Output:
+    """The output of a command that lists: all of the rows as JSON, a table of these columns for people."""
+    return Output(rows, [(rows, columns)])
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print text, whatever names it holds: the one way in which commands do. err: beside what was asked for."""
+    """Print text, whatever names it holds; err: to stderr."""
     click.echo(plaintext.visible(text), err=err)
 
 
-def as_json(document: Any) -> None:
-    """Print one JSON document; what JSON has no word for (nan, infinities) is null."""
-    say(plaintext.as_json(plain(document), indent=1))
-
-
 def plain(value: Any) -> Any:
-    """The value as JSON has it."""
+    """The value as JSON has it; nan and infinities are null."""
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -56,8 +77,8 @@ def plain(value: Any) -> Any:
 def table(rows: Iterable[Row], columns: Sequence[str]) -> None:
     """Print a table of these columns of the rows. Columns of numbers are aligned to the right.
 
-    On a terminal that is too narrow for it nothing is cut: columns are left out that are empty, then those that tell
-    least, from the right; what things are called, where they lie and what is wrong stays, below each other if need be.
+    A terminal that is too narrow cuts nothing: empty columns are left out first, then others, from the right. Names,
+    places and problems stay, on lines of their own if need be.
     """
     rows = list(rows)
     width, shown = _terminal_width(), list(columns)
@@ -75,7 +96,7 @@ def table(rows: Iterable[Row], columns: Sequence[str]) -> None:
 
 
 def _tell(rows: Sequence[Row], columns: Sequence[str]) -> None:
-    """Print rows that no line has room for one below the other, what is wrong with each on lines of its own."""
+    """Print rows that are too wide for a line one below the other, with prose on lines of its own."""
     for row in rows:
         say("  ".join(_cell(name, row) for name in columns if name not in PROSE))
         for name in columns:
@@ -86,13 +107,12 @@ def _tell(rows: Sequence[Row], columns: Sequence[str]) -> None:
 def _terminal_width() -> int | None:
     """Columns of the terminal; None where nobody watches."""
     import shutil
-    import sys
 
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def _width(rows: Sequence[Row], columns: Sequence[str]) -> int:
-    """The width that a table needs at least: prose goes on in the next line."""
+    """The least width of a table: prose goes on in the next line."""
     from rich.cells import cell_len
 
     def needed(name: str) -> int:
@@ -124,7 +144,7 @@ def _draw(rows: Sequence[Row], columns: Sequence[str], terminal_width: int | Non
 
 
 def _cell(name: str, row: Row) -> str:
-    """A value as its column shows it: prose is never cut."""
+    """A value as its column shows it; prose is never cut."""
     return cell(row[name], limit=None if name in PROSE else MAX_CELL)
 
 
@@ -159,9 +179,9 @@ Advance = Callable[[int, int], None]
 
 @contextmanager
 def bar(what: str, archives: Sequence[Archive]) -> Iterator[Advance]:
-    """Draws while the block runs; call what it gives with (objects done, objects in all).
+    """Draw a bar while the block runs; the block calls what it gets with (objects done, objects in all).
 
-    Bytes are those that these archives' stores were asked for or given meanwhile.
+    The bar counts the bytes that the stores of these archives sent and received meanwhile.
     """
     if not sys.stderr.isatty():
         yield lambda done, total: None
@@ -179,7 +199,7 @@ def bar(what: str, archives: Sequence[Archive]) -> Iterator[Advance]:
 
 
 class _Traffic:
-    """Bytes moved since it was made, and how many a second; as text, which the bar asks for whenever it is drawn."""
+    """The bytes moved since it was made, and how many a second: a text that the bar asks for whenever it is drawn."""
 
     def __init__(self, archives: Sequence[Archive]) -> None:
         self._stats = [arc.storage.stats for arc in archives]

@@ -272,7 +272,7 @@ def test_the_bar_moves_with_the_shards_that_are_copied(
     def bar(*_: Any) -> Iterator[Any]:
         yield lambda done, total: moved.append((done, total))
 
-    monkeypatch.setattr("archive.cli.transfer.bar", bar)
+    monkeypatch.setattr("archive.cli.move.bar", bar)
     printed(words[0], url, *words[1:], "--to", tmp_path / "to", "--copy")
     total = len(archive.open(tmp_path / "to").shards)
     assert moved == [(i + 1, total) for i in range(total)]
