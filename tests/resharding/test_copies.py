@@ -122,7 +122,7 @@ def test_a_copy_that_differs_is_removed(place: Place, monkeypatch: pytest.Monkey
 def test_a_failed_run_leaves_the_target_and_is_resumed(
     place: Place, proxied: Proxied, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resharding.copies.AT_ONCE", 1)
+    monkeypatch.setattr("resharding.archives.AT_ONCE", 1)
     place.source("a", 0, 8)
     place.source("to", 8, 2)
     number = place.open("to").head.number

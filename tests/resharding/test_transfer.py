@@ -265,7 +265,7 @@ def test_a_source_cannot_write_elsewhere_in_the_target(local: Place, evil: str) 
     """Names of shards come from the source's tables: only a shard's name is one."""
     from archive.store.bases import Roots
     from archive.tables import from_columns
-    from resharding.copies import copy_shards
+    from resharding.archives import copy_shards
 
     target = local.source("to", 0, 1)
     row: dict[str, Any] = {
@@ -298,7 +298,7 @@ def test_a_source_cannot_write_elsewhere_in_the_target(local: Place, evil: str) 
 def test_a_failed_copy_can_be_resumed(local: Place, layout: str, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     local.source("a", 0, 8, layout)  # four shards
     local.source("to", 8, 2, layout)
-    monkeypatch.setattr("resharding.copies.AT_ONCE", 1)
+    monkeypatch.setattr("resharding.archives.AT_ONCE", 1)
     with failing_put(monkeypatch, at), pytest.raises(OSError, match="gone"):
         resharding.merge([local.url("a")], to=local.url("to"), copy=True)
     assert holds(archive.open(local.url("to")), range(8, 10))
