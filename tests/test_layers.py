@@ -49,7 +49,6 @@ ROOMS = (
     "archive.adapters.torchrl",
     "archive.adapters.alf",
     "archive.adapters.rlinf",
-    "archive.adapters.rlinf.buffer",
     "archive.adapters.xtuner",
     "archive.adapters.transferqueue",
     "archive.adapters.minari",

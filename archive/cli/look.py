@@ -250,7 +250,7 @@ def sample(
 
     A URL that ends in rank_3 means rank 3 of the archive above it.
     """
-    from archive.adapters.rlinf import buffer as rlinf
+    from archive.adapters import rlinf
     from archive.views import frames
 
     place = rlinf.where(target.url)
@@ -282,7 +282,7 @@ def _filling(text: str) -> Any:
 
 def _drawn_from(arc: Archive, rank: int | None, name: str | None, run: str | None, buffer: str) -> tuple[str, Episodes]:
     """The source of a batch in words, and its episodes."""
-    from archive.adapters.rlinf.buffer import held_by
+    from archive.adapters.rlinf import held_by
 
     checkpoints = opt.checkpoints_of(arc, run)
     found = checkpoints[name] if name else checkpoints.newest(replay=True)

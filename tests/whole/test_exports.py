@@ -110,11 +110,11 @@ def test_pictures_of_cameras_that_are_called_so(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("weights", NAMES, ids=repr)
 def test_files_of_trajectories_are_named_after_weights(weights: str) -> None:
     pytest.importorskip("torch", reason="RLinf's files are torch's")
-    from archive.adapters.rlinf import export
+    from archive.adapters.rlinf import folders
 
     one: Any = SimpleNamespace(number=1, entry={"model_weights_id": weights})
     with suppress(UsageError):
-        name = export._name(one, "pt")
+        name = folders._name(one, "pt")
         assert "/" not in name
         assert set(misleading(name)) <= {"sign"}
 

@@ -36,17 +36,22 @@ from archive.base import package
 package("torch", "archive.adapters.rlinf", "'trajectory-archive[torch]'")
 
 from archive.adapters.rlinf import trajectory
-from archive.adapters.rlinf.adapter import export_checkpoint, import_checkpoint, merge, problems, restore, save, split
-from archive.adapters.rlinf.folder import Problem
-from archive.adapters.rlinf.numbers import NUMBER, SYSTEM
-from archive.adapters.rlinf.trajectory import Steps
+from archive.adapters.rlinf.buffer import TrajectoryReplayBuffer
+from archive.adapters.rlinf.checkpoints import export_checkpoint, import_checkpoint, merge, problems, split
+from archive.adapters.rlinf.folders import Problem
+from archive.adapters.rlinf.live import follow, restore, save
+from archive.adapters.rlinf.resume import held_by, where
+from archive.adapters.rlinf.trajectory import NUMBER, SYSTEM, Steps
 
 __all__ = [
     "NUMBER",
     "SYSTEM",
     "Problem",
     "Steps",
+    "TrajectoryReplayBuffer",
     "export_checkpoint",
+    "follow",
+    "held_by",
     "import_checkpoint",
     "merge",
     "problems",
@@ -54,4 +59,5 @@ __all__ = [
     "save",
     "split",
     "trajectory",
+    "where",
 ]

@@ -1,4 +1,5 @@
-"""RLinf's Trajectory as the steps of one episode, and back to the bit: shared by the adapter and the buffer.
+"""RLinf's Trajectory as the steps of one episode, and back to the bit; the numbers of trajectories, as
+episodes and their attributes have them. Shared by the adapter and the buffer.
 
 A trajectory is a nest of tensors [T, B, ...]: T steps of B envs at once. It becomes an episode of T steps,
 B an inner axis.
@@ -18,25 +19,30 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
-from archive.base import IntegrityError, StateError
+from archive.adapters import Item, share_buffer
+from archive.base import IntegrityError, StateError, UsageError, jsontree
 from archive.fields import Path, Schema, dtypes, flatten, trees, unflatten
 
 if TYPE_CHECKING:
+    from archive.read import Episodes
     from archive.write import Buffer
 
 FIELDS = (
-    "actions", "intervene_flags", "rewards", "terminations", "truncations", "dones", "prev_logprobs", "prev_values",
-    "versions", "forward_inputs", "curr_obs", "next_obs",
-)  # fmt: skip
+    *("actions", "intervene_flags", "rewards", "terminations", "truncations", "dones", "prev_logprobs", "prev_values"),
+    *("versions", "forward_inputs", "curr_obs", "next_obs"),
+)
 DONES = ("terminations", "truncations", "dones")
 SCALARS = {"max_episode_length": int, "model_weights_id": str}
+SYSTEM = "rlinf"
+NUMBER = "trajectory_id"  # metadata; and an attribute, where it is no longer that of the metadata
+MAX_SEED = 2**32 - 1  # RLinf gives it to numpy as well
 REST = "%rest"
 SCHEMA = Schema(axes=dict.fromkeys(DONES, "free"))
 _SKELETON = "skeleton"
@@ -47,6 +53,18 @@ _DTYPES = {
 }
 
 
+class Weights(NamedTuple):
+    """The weights that made a trajectory, as far as they are known."""
+
+    uuid: str | None = None
+    update_count: int | None = None
+
+    def or_else(self, other: Weights) -> Weights:
+        """These; what is not known of them from `other`."""
+        uuid = other.uuid if self.uuid is None else str(self.uuid)
+        return Weights(uuid, other.update_count if self.update_count is None else int(self.update_count))
+
+
 @dataclass(frozen=True)
 class Steps:
     """A trajectory as `Buffer.add_episode` takes it."""
@@ -55,15 +73,13 @@ class Steps:
     metadata: dict[str, Any]
     schema: Schema
     length: int
-    model_weights_uuid: str | None = None
-    update_count: int | None = None
+    weights: Weights
 
-    def add(self, buffer: Buffer, episode_id: str | None = None) -> str:
-        """Add it to a buffer of a writer; its episode's id."""
-        return buffer.add_episode(
-            self.steps, schema=self.schema, metadata=self.metadata, episode_id=episode_id,
-            model_weights_uuid=self.model_weights_uuid, update_count=self.update_count,
-        )  # fmt: skip
+    def add(self, buffer: Buffer, **ends: Any) -> str:
+        """Add it to a buffer of a writer; its episode's id. ends: how the episode ends, as `add_episode` takes it."""
+        uuid, count = self.weights
+        about = {"schema": self.schema, "metadata": self.metadata, **ends}
+        return buffer.add_episode(self.steps, model_weights_uuid=uuid, update_count=count, **about)
 
 
 def to_steps(trajectory: Any, trajectory_id: int | None = None, *, schema: Schema | None = None) -> Steps:
@@ -79,8 +95,8 @@ def to_steps(trajectory: Any, trajectory_id: int | None = None, *, schema: Schem
     if rest:
         steps[REST] = _rest(rest)
         axes |= {(REST, key): "free" for key in steps[REST]}
-    uuid, count = weights_of(scalars.get("model_weights_id", ""))
-    return Steps(steps, metadata, _schema(steps, axes, shape[0], schema or Schema()), shape[0], uuid, count)
+    weights = weights_of(scalars.get("model_weights_id", ""))
+    return Steps(steps, metadata, _schema(steps, axes, shape[0], schema or Schema()), shape[0], weights)
 
 
 def from_steps(data: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,10 +130,10 @@ def shape_of(tree: Mapping[str, Any]) -> tuple[int, ...]:
     return (0,)
 
 
-def weights_of(model_weights_id: str) -> tuple[str | None, int | None]:
-    """(uuid, update count) of a model_weights_id: `uuid_count` as documented, or a uuid alone."""
+def weights_of(model_weights_id: str) -> Weights:
+    """The weights of a model_weights_id: `uuid_count` as documented, or a uuid alone."""
     found = _WEIGHTS.fullmatch(model_weights_id)
-    return (found["uuid"], int(found["count"])) if found else (model_weights_id or None, None)
+    return Weights(found["uuid"], int(found["count"])) if found else Weights(model_weights_id or None)
 
 
 def index_entry(metadata: Mapping[str, Any], trajectory_id: int) -> dict[str, Any]:
@@ -205,10 +221,7 @@ def _schema(steps: Mapping[str, Any], axes: Mapping[Path, str], length: int, bas
         if length > 1 and _alike(value, current.get(path)) and ("next_obs", *path) not in axes
     }
     kept = {path: axis for path, axis in base.axes.items() if path[0] not in FIELDS}
-    return Schema(
-        env_id=base.env_id, episode_id=base.episode_id, next_of={**next_of, **base.next_of}, axes={**kept, **axes},
-        json=base.json, unit=base.unit, reward=base.reward,
-    )  # fmt: skip
+    return dataclasses.replace(base, next_of={**next_of, **base.next_of}, axes={**kept, **axes})
 
 
 def _alike(one: Any, other: Any) -> bool:
@@ -231,3 +244,139 @@ def one_a_step(value: torch.Tensor, steps: int, *, leading: bool) -> torch.Tenso
     epochs = value.reshape(extra, steps // extra + 1, *value.shape[1:])
     kept = epochs[:, 1:] if leading else epochs[:, :-1]
     return kept.reshape(steps, *value.shape[1:])
+
+
+# -- numbers of trajectories ------------------------------------------------------------------------------------
+
+
+def metadata_of(episodes: Episodes) -> list[dict[str, Any]]:
+    """The metadata of each; no data is read."""
+    return [jsontree.loads(text) if text else {} for text in episodes.table["metadata"].to_pylist()]
+
+
+def ids_of(episodes: Episodes, renumbered: Mapping[str, int] | None = None) -> list[int | None]:
+    """The trajectory ids that episodes were given, at first or later; None for those that were not."""
+    names = episodes.table["episode_id"].to_pylist() if renumbered else [None] * len(episodes)
+    found = [
+        (renumbered or {}).get(name, about.get(NUMBER))
+        for name, about in zip(names, metadata_of(episodes), strict=True)
+    ]
+    return [i if isinstance(i, int) else None for i in found]
+
+
+def distinct_ids(episodes: Episodes, renumbered: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Episode -> trajectory id. Where several have the same, because each rank counted by itself, all are numbered
+    anew: by the ids they had, then by rank; every rank comes to the same numbers."""
+    names, given = episodes.table["episode_id"].to_pylist(), ids_of(episodes, renumbered)
+    known = [i for i in given if i is not None]
+    if len(set(known)) == len(given):
+        return dict(zip(names, known, strict=True))
+    order = sorted(range(len(names)), key=lambda i: (given[i] is None, given[i] or 0))
+    return {names[i]: number for number, i in enumerate(order)}
+
+
+def next_id(states: Iterable[Mapping[str, Any]], taken: Iterable[int | None]) -> int:
+    """An id that nothing has, nor anything behind it."""
+    return max((*(int(s.get("counter", 0)) for s in states), *(i + 1 for i in taken if i is not None)), default=0)
+
+
+def listed_at(state: Any) -> Callable[[int], tuple[int, int]]:
+    """A key that sorts numbers as RLinf's list has them: as the state lists them, others after that, ascending."""
+    ids = state.get("ids", ()) if isinstance(state, Mapping) else ()
+    place = {int(number): i for i, number in enumerate(ids)}
+    return lambda number: (place.get(number, len(place)), number)
+
+
+def file_kind(states: Iterable[Any]) -> str:
+    """The kind of files that the buffers of these states had: "pkl" or "pt"."""
+    pickled = any(isinstance(s, Mapping) and s.get("trajectory_format") == "pkl" for s in states)
+    return "pkl" if pickled else "pt"
+
+
+class Mark:
+    """The entry of a live buffer's index that stands for a trajectory: another object where its number was given anew.
+    original: the number that its episode's metadata says."""
+
+    def __init__(self, entry: Any, original: int | None) -> None:
+        self.entry, self.original = entry, original
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mark) and other.entry is self.entry
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def renumbered(known: Mapping[int, Item]) -> dict[str, dict[str, int]]:
+    """The attribute that says under which numbers trajectories are known now, where their episodes say others."""
+    found = {item.episode_id: number for number, item in known.items() if item.mark.original != number}
+    return {NUMBER: found} if found else {}
+
+
+class Numbered(NamedTuple):
+    """One trajectory of a share."""
+
+    number: int
+    entry: dict[str, Any]  # of RLinf's index
+    episode_id: str
+    original: int | None  # the number in the episode's metadata
+    tree: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """One buffer of a share, as RLinf's buffer is to have it."""
+
+    part: Any  # the share's buffer
+    numbers: list[int]
+    state: Mapping[str, Any]  # of the rank, where it goes on as it was; empty where trajectories moved
+    seed: int
+
+    def __iter__(self) -> Iterator[Numbered]:
+        """In order, read ahead in bounded memory."""
+        for number, (ep, data) in zip(self.numbers, self.part.stream(), strict=True):
+            metadata = _checked(ep)
+            if ep.length != metadata["T"]:
+                raise UsageError(
+                    f"of trajectory {ep.id!r} the plan keeps {ep.length} of {metadata['T']} steps; RLinf's are whole: "
+                    "plan with max_episodes= instead of max_length="
+                )
+            entry, tree = index_entry(metadata, number), from_steps(data, metadata)
+            yield Numbered(number, entry, ep.id, metadata.get(NUMBER), tree)
+
+    @property
+    def file_kind(self) -> str:
+        """The kind of files that the buffers had that it comes from."""
+        return file_kind((self.state, *self.part.source_states.values()))
+
+
+def trajectories_of(share: Any, name: str, states: Mapping[int, Any] | None = None) -> Trajectories:
+    """The trajectories of one buffer of a share; an error if they are not RLinf's. Reads no data.
+
+    Their numbers are their own where all come from one source rank, else 0, 1, ... in order.
+    states: by source rank, where they are not those that were saved.
+    """
+    part = share_buffer(share, name)
+    state = part.state if share.plan.is_identity else None
+    if state is not None and (not isinstance(state, Mapping) or state.get("system") != SYSTEM):
+        raise UsageError(f"rank {share.rank} of buffer {name!r} was not saved from a replay buffer of RLinf")
+    if states is not None and share.plan.is_identity:
+        state = states.get(share.rank)
+    given = part.attributes.get(NUMBER, {})
+    numbers: list[Any] = [given.get(ep.id, _checked(ep).get(NUMBER)) for ep in part.episodes]
+    one_source = len(np.unique(part.layout.source_rank)) <= 1
+    if not one_source or None in numbers or len(set(numbers)) < len(numbers):
+        numbers = list(range(len(numbers)))
+    found = dict(state or {})
+    seed = share.seed & MAX_SEED if found.get("seed") is None else found["seed"]
+    return Trajectories(part, [int(n) for n in numbers], found, seed)
+
+
+def _checked(episode: Any) -> dict[str, Any]:
+    """The metadata of an episode that is a trajectory."""
+    metadata: dict[str, Any] = episode.metadata
+    if "T" not in metadata or "shape" not in metadata:
+        raise UsageError(
+            f"episode {episode.id!r} is no trajectory [T, B, ...] of RLinf (imported with split=True, or another "
+            "system's)"
+        )
+    return metadata

@@ -16,7 +16,7 @@ import torch
 import archive
 import resharding
 from archive.adapters import rlinf
-from archive.adapters.rlinf.files import load
+from archive.adapters.rlinf.folders import load
 from archive.base.errors import IntegrityError, MissingObjectError, NotFoundError, UsageError
 from tests.support import rlinf_objects as objects
 from tests.support.rlinf_objects import FIXTURE, assert_same

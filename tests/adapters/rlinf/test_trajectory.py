@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import archive
-from archive.adapters.rlinf import files as files
+from archive.adapters.rlinf import folders
 from archive.adapters.rlinf import trajectory as trajectories
 from archive.base.errors import IntegrityError
 from archive.fields import trees
@@ -170,9 +170,9 @@ def test_a_pickle_of_plain_values_is_read(protocol: int) -> None:
         "curr_obs": {"n": np.arange(3), "s": np.float32(2), "t": ("a", 1.5, None), "d": torch.int8}
     }
     data = pickle.dumps(tree, protocol)
-    objects.assert_same(tree, files.load("trajectory_0_a.pkl", data, pickled=True))
+    objects.assert_same(tree, folders.load("trajectory_0_a.pkl", data, pickled=True))
     with pytest.raises(IntegrityError):
-        files.load("trajectory_0_a.pkl", data, pickled=False)
+        folders.load("trajectory_0_a.pkl", data, pickled=False)
 
 
 class Harmful:
@@ -185,5 +185,5 @@ class Harmful:
 def test_a_pickle_with_anything_else_is_refused() -> None:
     data = pickle.dumps({"rewards": Harmful()})
     with pytest.raises(IntegrityError, match=r"it needs builtins\.setattr"):
-        files.load("trajectory_0_a.pkl", data, pickled=True)
+        folders.load("trajectory_0_a.pkl", data, pickled=True)
     assert not Harmful.ran

@@ -17,8 +17,7 @@ import pytest
 import torch
 
 import archive
-from archive.adapters.rlinf.buffer.contents import Slab
-from archive.adapters.rlinf.buffer.flatten import Rows
+from archive.adapters.rlinf.contents import Rows, Slab
 from archive.base.errors import NotFoundError, UsageError
 from archive.buffers import TrajectoryReplayBuffer
 from tests.support.backends import make_backend
@@ -297,8 +296,7 @@ def test_a_slab_keeps_rows_apart_whatever_comes_and_goes() -> None:
         held[key] = rows
         while len(held) > int(torch.randint(1, 12, (), generator=generator)):
             gone = next(iter(held))
-            slab.drop(gone)
-            del held[gone]
+            del slab.spans[gone], held[gone]
         for other, rows in held.items():
             assert all(torch.equal(slab.view(other)[path], rows[path]) for path in rows)
     assert sum(t.nbytes for t in slab._tensors.values()) < 100 * 24

@@ -2,8 +2,8 @@
 
     buf = TrajectoryReplayBuffer(auto_save=True, auto_save_path=f"s3://bucket/replay/rank_{rank}")
     buf.load_checkpoint(f"s3://bucket/replay/rank_{rank}", world_size=world)   # of a world of any size
-    buf.add_trajectories(trajectories)                                         # [T, B, ...], as RLinf's workers have
-    them batch = buf.sample(256)                                                    # nested dicts of tensors [256, ...]
+    buf.add_trajectories(trajectories)                                         # [T, B, ...], as RLinf's workers do
+    batch = buf.sample(256)                                                    # nested dicts of tensors [256, ...]
     buf.save_checkpoint(f"s3://bucket/replay/rank_{rank}")                     # visible when all ranks have saved
     buf.close()
 
@@ -22,6 +22,6 @@ from archive.base import package
 
 package("torch", "archive.buffers", "'trajectory-archive[torch]'")
 
-from archive.adapters.rlinf.buffer import TrajectoryReplayBuffer
+from archive.adapters.rlinf import TrajectoryReplayBuffer
 
 __all__ = ["TrajectoryReplayBuffer"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import archive
-from archive.adapters.rlinf.buffer import numbering
+from archive.adapters.rlinf import buffer as buffers
 from archive.base.errors import StorageError, UsageError
 from archive.buffers import TrajectoryReplayBuffer
 from archive.store import Storage
@@ -50,11 +50,10 @@ def crash(buffers: Sequence[TrajectoryReplayBuffer]) -> None:
     """Their processes are gone: nothing more is committed, nor journaled."""
     for buffer in buffers:
         buffer._closed = True
-        for sink in buffer._sinks._open.values():
-            assert sink._autosave is not None
-            sink._autosave.close()
+        for sink in buffer._sinks.open.values():
+            sink.stop()
             sink.writer._end()
-        buffer._sinks._open.clear()
+        buffer._sinks.open.clear()
 
 
 def load(buffers: Sequence[TrajectoryReplayBuffer], url: str) -> None:
@@ -166,7 +165,7 @@ def test_ids_of_trajectories_that_left_are_not_used_again(tmp_path: Path) -> Non
 def test_ids_that_were_given_anew_stay_through_crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = str(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(numbering, "next_of", lambda first, rank, world_size: first)
+        patch.setattr(buffers, "next_of", lambda first, rank, world_size: first)
         old = world(url, 2, "first")  # ranks that count each by itself
         for buffer in old:
             assert buffer.add_trajectories([make(i) for i in range(3)]) == [0, 1, 2]
