@@ -295,7 +295,8 @@ PATHS = list(sources())
 def door_of(room: str) -> str:
     """The source of a room's door: of its `__init__`, or of the file that is all of it."""
     folder = ROOT / room.replace(".", "/")
-    return (folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")).read_text("utf-8")
+    inside = folder / "__init__.py"
+    return (inside if inside.exists() else folder.with_suffix(".py")).read_text("utf-8")
 
 
 DOORS = {room: frozenset(listed(door_of(room))) for room in ROOMS}
