@@ -42,10 +42,11 @@ package("torch", "archive.adapters.torchrl", "'trajectory-archive[torch]'")
 
 from archive.adapters import Report
 from archive.adapters.torchrl.adapter import capacity, follow, restore, save
-from archive.adapters.torchrl.dumps import ArchiveCheckpointer
+from archive.adapters.torchrl.checkpointers import ArchiveCheckpointer, CheckpointAdapter
 
 __all__ = [
     "ArchiveCheckpointer",
+    "CheckpointAdapter",
     "Report",
     "capacity",
     "follow",
