@@ -224,6 +224,7 @@ class Said:
     def __init__(self) -> None:
         self._runs = live_steps()
         self._columns: dict[str, Array] = {}
+        self._attributes: Mapping[str, Mapping[str, Any]] = {}
         self._state: Any = None
         self._holder = ""  # the episode that has the state
         self._cuts = -1  # checkpoints of the buffer so far: each is what later ticks are added to
@@ -231,16 +232,21 @@ class Said:
     def journal(self, writer: Writer, part: Buffer, saved: Saved) -> None:
         """Journal what has changed since the last call, or the last checkpoint."""
         if part.cuts != self._cuts:
-            self._columns, self._state = {}, None
+            self._columns, self._attributes, self._state = {}, {}, None
         runs, ids = part.live_runs()
         columns = {name: v if isinstance(v, Mapping) else nests.as_array(v, name) for name, v in saved.columns.items()}
         state, holder = _as_json(saved.state if saved.tick is None else saved.tick), ids[-1] if ids else ""
-        attributes = dict(saved.attributes)
+        attributes: dict[str, dict[str, Any]] = {}
+        for name, values in saved.attributes.items():
+            before = self._attributes.get(name, {})
+            if new := {one: value for one, value in values.items() if one not in before or before[one] != value}:
+                attributes[name] = new
         if holder and (state, holder) != (self._state, self._holder):
-            before = {self._holder: None} if self._holder in ids else {}
-            attributes[STATE] = before | {holder: {"session": writer.session, "state": state}}
+            gone = {self._holder: None} if self._holder in ids else {}
+            attributes[STATE] = gone | {holder: {"session": writer.session, "state": state}}
         part.journal(self._changed(runs, ids, columns), attributes)
         self._runs, self._state, self._holder, self._cuts = runs, state, holder, part.cuts
+        self._attributes = {name: dict(values) for name, values in saved.attributes.items()}
         self._columns = {name: np.array(v) for name, v in columns.items() if not isinstance(v, Mapping)}
 
     def _changed(self, runs: Steps, ids: list[str], columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -147,7 +148,11 @@ class RLinfBuffer(LiveBuffer):
         return tree | steps
 
     def prepared(self, share: Share, part: ShareBuffer, states: Mapping[int, Any]) -> Trajectories:
-        return trajectories_of(share, self.name, states)
+        found = trajectories_of(share, self.name, states)
+        state, held = dict(found.state), {*found.numbers, *found.state.get("lost", ())}
+        if "live" in state and held != {*np.asarray(state["ids"]).tolist()}:  # nothing was left that kept a newer state
+            state |= {"lost": {}, "live": {key: state["live"][key] for key in ("generator", "numpy")}}
+        return replace(found, state=state)
 
     def put(self, ready: Trajectories) -> Report:
         self._empty()
@@ -278,7 +283,7 @@ def _state(buffer: Any, numbers: list[int], index: Mapping[int, Any], held: Mapp
 def fill(buffer: Any, found: Trajectories) -> list[Numbered]:
     """Fill an empty buffer; the trajectories that are in it (without their trees)."""
     cache, state = buffer._flat_trajectory_cache, found.state.get("live")
-    slots = None if cache is None or state is None else _restored_cache(cache, state["cache"])
+    slots = None if cache is None or state is None else _restored_cache(cache, state.get("cache"))
     room = 0 if cache is None or slots is not None else cache.max_size
     order = sorted(found.numbers, key=listed_at(found.state))
     newest: dict[int, Any] = dict.fromkeys(order[max(0, len(order) - room) :])
