@@ -10,12 +10,12 @@ and a training job brought back from there.
 | to | see |
 |---|---|
 | make or open one; write, find, read | `create`, `open`, `Archive`, `Writer`, `Episodes`, `Checkpoint` |
-| retain some of the checkpoints; train on what was trained on, again | `archive.Keep`; `replay` |
+| retention of checkpoints; replay of what was trained on | `archive.Keep`; `replay` |
 | go on with another number of ranks; merge, split, filter, compact | the package `resharding` |
 | checkpoint on SIGTERM, on request, on a crash | `archive.checkpointing` |
 | rings, datasets, samplers of tensors | `archive.torch`, `archive.torch.ring` |
 | TorchRL, ALF, RLinf, XTuner, TransferQueue; Minari, LeRobot | `archive.adapters`, `archive.buffers` |
-| see at night what goes on | `metrics`; `docs/how-to/observing.md` |
+| watch a running job | `metrics`; `docs/how-to/observing.md` |
 | handle an error | `archive.errors`, whose names are here too |
 
 Pages: `docs/index.md` lists them, beside this file. Other modules are not public.

@@ -1,4 +1,4 @@
-"""When to checkpoint, under its public name: requests by signal or by the bucket, and saving on a crash."""
+"""Requests of checkpoints, under their public name: by signal or through the bucket; and saving on a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The archive: look at it, write to it. A thin face over the parts."""
+"""The archive, to read and to write. A thin layer over the rooms."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ _checked: set[tuple[int, str]] = set()  # (pid, archive id) of stores known to b
 
 
 class Archive:
-    """Trajectories under one root. As of one commit: `refresh()` goes to the newest,
+    """Trajectories under one root, as of one commit: `refresh()` goes to the newest,
     and so do commits made through it.
 
-    storage: the store in which it lies.  index: the episodes as of the commit, as columns.  pinned: true if it was
+    storage: its store.  index: the episodes as of the commit, as columns.  pinned: true if it was
     opened at a commit, and stays there.
     """
 
@@ -82,7 +82,7 @@ class Archive:
 
     @property
     def head(self) -> Commit:
-        """The commit that this shows."""
+        """The commit that this archive shows."""
         return self.index.snapshot.commit
 
     def _log(self) -> CommitLog:
@@ -94,7 +94,7 @@ class Archive:
         return CommitLog(self.storage, self.id, self.head)
 
     def _committed(self, head: Commit) -> None:
-        """Show this commit, if it is newer than what is shown."""
+        """Show this commit, if it is newer than the shown one."""
         if head.number > self.head.number:
             self.index = self.index.as_of(head)
             self._reader = None
@@ -140,7 +140,7 @@ class Archive:
         return names(self.storage, self.head)
 
     def ledger(self, name: str, run: str = DEFAULT_RUN) -> LedgerView:
-        """A view of what has become of prompts, as the newest session of a run sees it: `to_reissue()`, `to_train()`,
+        """The states of prompts, as the newest session of a run sees them: `to_reissue()`, `to_train()`,
         `counts`, `table`, `rows`."""
         from archive.ledger import of_run
 
@@ -160,19 +160,19 @@ class Archive:
         return Archive(self.storage, self._about, self._raw, head, pinned=True, single_writer=self._single_writer)
 
     def check_writable(self) -> None:
-        """Make sure that one may write here, by creating what is there already: one request. UsageError in an archive
-        that was opened at a commit, AccessDeniedError where the credentials may not."""
+        """Check for the right to write here, by creating an object that is there already: one request. UsageError in an
+        archive that was opened at a commit, AccessDeniedError without the right."""
         self._log()
         check_exclusive(self.storage, self._raw, single_writer=self._single_writer)
-        if not self._single_writer:  # which is no proof for those who come later
+        if not self._single_writer:  # which proves nothing for later writers
             _checked.add((os.getpid(), self.id))
 
     def view(
         self, *, port: int = 0, read_only: bool = False, labels: Any = (), by: str | None = None, tokenizer: Any = None
     ) -> Viewer:
         """Look at it in a browser, or in this cell of a notebook: a page on this machine alone, until `.close()`, or
-        until this process ends. Needs the extra `view`. labels: what one may set, as in the JSON of `archive view
-        --labels`. by: who sets them. tokenizer: as of `ep.to_html`."""
+        until this process ends. Needs the extra `view`. labels: the labels one may set, as in the JSON of `archive view
+        --labels`. by: the name of their author. tokenizer: as of `ep.to_html`."""
         from archive.view import Settings, labels_of, serve
 
         return serve(self, port=port, settings=Settings(read_only, labels_of(labels) if labels else (), by, tokenizer))
@@ -191,14 +191,14 @@ class Archive:
         compression: "zstd:LEVEL", "gzip:LEVEL" or None.  resume: a Share of a plan, or a Checkpoint for a world of the
         same size: go on as its run from its live steps, positions and open episodes, so that the next checkpoint
         uploads only what is new.  fork_from: the same, but a new run begins there, the one that `run` names; the run of
-        the checkpoint is not touched. A fork that has no whole checkpoint yet may be made again.  keep: which
-        checkpoints of the run to retain, from now on (see `checkpoints.kept()`); None leaves it as it was.  forget: let
-        go of the run's others after each whole checkpoint, in the background: "checkpoints", or "unreferenced", also of
-        its episodes that none of them holds any more. `undo()` brings the last ones back; nothing is ever pruned by it.
+        the checkpoint is not touched. A fork that has no whole checkpoint yet may be made again.  keep: the
+        retention of the run's checkpoints, from now on (see `checkpoints.kept()`); None leaves it as it was.  forget:
+        expire the run's others after each whole checkpoint, in the background: "checkpoints", or "unreferenced", also
+        its episodes that none of them holds any more. `undo()` brings the last ones back; it never prunes anything.
         chunk_bytes: of the chunks, as far as rows allow (default 1/128 of a field in a shard, 16 to 128 KB); a step
-        that is drawn alone reads its chunk, and many chunks cost bulk reads and writes.  journal_s: make what is added
-        durable so many seconds later at the latest, by one PUT at a time; see `w.sync()`, `w.durable_until` and
-        `w.journal()`. The next commit takes it in without uploading it again. None: nothing is, before a commit.
+        that is drawn alone reads its chunk, and many chunks cost bulk reads and writes.  journal_s: make additions
+        durable this many seconds later at the latest, by one PUT at a time; see `w.sync()`, `w.durable_until` and
+        `w.journal()`. The next commit adopts them without another upload. None: nothing is durable before a commit.
         """
         if chunk_bytes is not None and chunk_bytes < 1:
             raise UsageError(f"chunk_bytes={chunk_bytes}: give a number of bytes above 0, or None for the usual size")
@@ -230,7 +230,7 @@ class Archive:
         return made
 
     def io_stats(self) -> IOStats:
-        """Requests and bytes so far; subtract two to know what was between them."""
+        """Requests and bytes so far; subtract two values for those in between."""
         return self.storage.stats.snapshot()
 
     @property
@@ -251,13 +251,13 @@ class Archive:
 
     @property
     def about(self) -> dict[str, Any]:
-        """A few words of what it is, for people."""
+        """A short summary, for people."""
         about = {"url": self.url, "commit": self.head.number, "layout": self.layout, "shards": len(self.shards)}
         return {**about, "uncompressed": self.episodes.size_told}
 
     @property
     def info(self) -> ArchiveInfo:
-        """A summary of what it is and what it takes: prints as a few lines; `.usage` as above."""
+        """A summary of the archive and its size: prints as a few lines; `.usage` as above."""
         from archive.maintain import ArchiveInfo
 
         return ArchiveInfo(self.about, self.usage)
@@ -279,30 +279,30 @@ class Archive:
     def __repr__(self) -> str:
         return one_line(f"<Archive {self.url} at commit {self.head.number}>")
 
-    # -- what one does to it beside writing ------------------------------------------------------------------------
+    # -- maintenance and labels ----------------------------------------------------------------------------------------
 
     @property
     def usage(self) -> Usage:
-        """The room that the archive takes on its store, in bytes and objects: live, held by checkpoints alone,
+        """The space that the archive takes on its store, in bytes and objects: live, held by checkpoints alone,
         forgettable, prunable. Reads tables and lists all objects; no data."""
         from archive.maintain import usage
 
         return usage(self.storage, self.head)
 
     def tails(self, run: str = DEFAULT_RUN) -> Tails:
-        """The tails of a run: what its newest session has journaled beyond its newest checkpoint, rank by rank, and why
-        each ends: `print(arc.tails("main"))`. Reads the objects, a request each; adopts nothing."""
+        """The tails of a run, which are the unflushed suffixes of its journals: the objects beyond its newest
+        checkpoint, rank by rank, and why each ends: `print(arc.tails("main"))`. Reads each object; adopts nothing."""
         from archive.journal import tails
 
         return tails.of_run(self.storage, self.head, run)
 
     def recover(self, run: str = DEFAULT_RUN) -> Checkpoint | None:
-        """Commit a checkpoint with all that a run's newest session has journaled beyond its newest one: this one or,
-        where nothing was journaled, the newest whole one. None if there is neither, as when a job starts for the first
-        time. Where the newest was saved without its buffers, it gets those that the session saved, or went on from,
-        before.
+        """Commit a checkpoint with all that a run's newest session has journaled beyond its newest one: the new one or,
+        if nothing was journaled, the newest whole one. None without either, as when a job starts for the first time.
+        If the newest was saved without its buffers, the checkpoint gets those that the session saved, or went on
+        from, before.
 
-        Any number of processes may do it at once. It ends no session: call it once the job is dead, as what it writes
+        Any number of processes may call it at once. It ends no session: call it once the job is dead, as what it writes
         afterwards is left behind when the next one begins.
         """
         from archive.checkpoint import Checkpoints
@@ -324,9 +324,9 @@ class Archive:
     def tag(self, name: str, what: Checkpoint | int | None = None, *, by: str | None = None) -> Tag:
         """Name a checkpoint, or a commit by its number (None: the newest), for `archive.open(url, commit=name)`.
 
-        A tag stays what it is (AlreadyExistsError), and what it names is kept: nothing of it is forgotten or pruned.
-        Where forgetting went over a checkpoint since, the tag names the newest commit, which still has it. LetGoError
-        for what was let go of already.
+        A tag cannot be changed (AlreadyExistsError), and retains what it names: nothing of that is forgotten or pruned.
+        If a later forgetting kept the checkpoint, the tag names the newest commit, which still has it. ExpiredError
+        if it was forgotten already.
         """
         from archive.maintain import tags
 
@@ -337,24 +337,24 @@ class Archive:
         self, keep: Keep | None = None, episodes: str | None = None, where: Any = None, ids: Any = None,
         run: str | None = None, redact: bool = False, dry_run: bool = True,
     ) -> ForgetPlan:  # fmt: skip
-        """Plan to let go of checkpoints and episodes; `.commit()` on the plan, or dry_run=False, does it.
+        """Plan to expire checkpoints and episodes; `.commit()` on the plan, or dry_run=False, does it.
 
-        keep: which checkpoints stay (each run by itself); None: all.  episodes: "unreferenced": those go that no
-        checkpoint that stays holds; "superseded": what newer revisions, or a resume, have taken the place of; None:
-        none go but by where and ids.  where: a condition as of `episodes.filter(where=)`.  ids: of episodes. With
-        `episodes`, both narrow what may go.  run: nothing of other runs goes.
+        keep: retention of checkpoints (each run by itself); None: all stay.  episodes: "unreferenced": those go that no
+        retained checkpoint holds; "superseded": those that newer revisions, or a resume, have replaced; None:
+        only those selected by where and ids.  where: a condition as of `episodes.filter(where=)`.  ids: of episodes.
+        With `episodes`, both narrow what may go.  run: nothing of other runs goes.
 
-        redact: nothing of these ids may be left, as somebody's data must go: shards that hold other episodes, too, are
-        written anew without them, and a prune deletes the rest. UsageError from `.commit()`, with nothing done, as long
+        redact: no data of these ids may be left, as for a legal request: shards that hold other episodes, too, are
+        rewritten without them, and a prune deletes the rest. UsageError from `.commit()`, with nothing done, as long
         as a checkpoint, a tag, a running session or another archive needs something of them: the plan's `obstacles`.
 
-        It is one commit, which deletes nothing: `undo()` brings all back, until it is pruned. Whatever is asked, these
+        It is one commit, which deletes nothing: `undo()` brings all back, until it is pruned. In any case these
         stay: the newest whole checkpoint of each run (and the newest with its buffers), what the newest session of a
         run went on from and has written since, what tags name, what other archives refer to, and episodes that a
         checkpoint that stays holds. The plan says why each stays.
 
-        UsageError if the policy says nothing, or wants none of the checkpoints. The plan's `.commit()` raises
-        ConflictError if by then something else would go than it says.
+        UsageError if the policy is empty, or retains no checkpoint. The plan's `.commit()` raises
+        ConflictError if other things would go by then.
         """
         from archive.maintain import Redaction, asked
         from archive.maintain import forget as forgetting
@@ -365,10 +365,9 @@ class Archive:
         return planned if dry_run else planned.commit()
 
     def undo(self) -> Self:
-        """Bring back what the newest `forget` let go of that is not undone yet, by one more commit; what came since
-        stays.
+        """Bring back what the newest `forget` that is not undone forgot, by one more commit; what came since stays.
 
-        UsageError if there is none; ConflictError if something of it was pruned, or a compaction, a merge or a restore
+        UsageError if there is none; ConflictError if some of it was pruned, or a compaction, a merge or a restore
         came between.
         """
         from archive.maintain import undo
@@ -384,9 +383,9 @@ class Archive:
         return to_undo(self._log())
 
     def restore(self, commit: int) -> Self:
-        """Make the archive as it was as of this commit, by one more; what came since is forgotten. Tags stay.
+        """Restore an earlier commit as a new one; what came since is forgotten. Tags stay.
 
-        Writers that are open now can no longer commit. ConflictError if something of it was pruned.
+        Writers that are open now can no longer commit. ConflictError if some of it was pruned.
         """
         from archive.maintain import restore
 
@@ -395,18 +394,18 @@ class Archive:
 
     @property
     def labels(self) -> pa.Table:
-        """The history of labels, oldest first: episode_id, key, value (JSON; null: taken back), by,
-        created_at, commit. What counts of it is in `arc.episodes.table` and `ep.labels`."""
+        """The history of labels, oldest first: episode_id, key, value (JSON; null: removed), by,
+        created_at, commit. Current labels are in `arc.episodes.table` and `ep.labels`."""
         from archive.index import labels
 
         return self.index.snapshot.later.labels.select(labels.TOLD)
 
     def label(self, said: Mapping[str, Mapping[str, Any]], *, by: str | None = None) -> Self:
-        """Say something of episodes, by id: `arc.label({"id": {"success": True, "quality": 0.9}}, by="anna")`.
+        """Set labels on episodes, by id: `arc.label({"id": {"success": True, "quality": 0.9}}, by="anna")`.
 
-        Values are JSON: a bool, number or string, a list or dict; None takes a label back. Of each key the newest
-        counts, the others stay in `arc.labels`. NotFoundError if there is no episode of some id; then nothing is said
-        of any. One small object and a commit, beside running writers.
+        Values are JSON: a bool, number or string, a list or dict; None removes a label. The newest value of a key
+        counts, the others stay in `arc.labels`. NotFoundError if an id has no episode; then no label is set.
+        One small object and a commit, beside running writers.
         """
         from archive.read import notes
 
@@ -415,7 +414,7 @@ class Archive:
 
     @property
     def late_fields(self) -> pa.Table:
-        """The history of added fields, oldest first: a row for each run of steps. fields,
+        """The history of derived columns, oldest first: one row for each range of steps. fields,
         session, buffer, rank, env_id, position, length, dropped, provenance (JSON), by, created_at, commit."""
         from archive.read import notes
 
@@ -424,15 +423,16 @@ class Archive:
     def add_fields(
         self, fields: Mapping[Any, Mapping[str, Any]], *, provenance: Any = None, by: str | None = None
     ) -> Self:
-        """Give steps fields that come after the fact: `arc.add_fields({"advantage": {"episode id": rows}})`.
+        """Add derived columns to archived steps: `arc.add_fields({"advantage": {"episode id": rows}})`.
 
-        Each is an array of one row a step of the episode; "judge/score" lies within "judge". Of a field that is given
-        twice the newest rows count, also over those that were written with the steps: a relabelled reward. They are
-        read, sampled and passed on like any field; steps without it are read as `missing=` says. provenance: what made
-        them, as JSON (function, version, weights); by: who.
+        Each is an array of one row a step of the episode; "judge/score" is a field within "judge". Of a field that is
+        given twice the newest rows count, also over those that were written with the steps: a relabelled reward. They
+        are read, sampled and passed on like any field; steps without it are read as `missing=` says. provenance: the
+        origin of them, as JSON (function, version, weights); by: their author.
 
-        They are written as shards of their own, with a commit, beside running writers; none that is there is written
-        again. NotFoundError for an unknown id, FieldError for rows that are not the episode's: then nothing is added.
+        They are written as shards of their own, with a commit, beside running writers; existing shards are not
+        rewritten. NotFoundError for an unknown id, FieldError for rows that are not the episode's: then nothing is
+        added.
         """
         from archive.read import notes
 
@@ -440,8 +440,8 @@ class Archive:
         return self
 
     def drop_fields(self, names: Sequence[Any]) -> Self:
-        """Take fields that were added away from all steps again: `arc.drop_fields(["advantage"])`. What the steps were
-        written with under that name shows again. FieldError if nobody added a field of some name."""
+        """Remove derived columns from all steps: `arc.drop_fields(["advantage"])`. Fields of that name that were
+        written with the steps show again. FieldError for a name that is no derived column."""
         from archive.read import notes
 
         self._committed(notes.drop(self._log(), names))
@@ -451,20 +451,20 @@ class Archive:
         self, older_than: str | timedelta = "24h", dry_run: bool = True, *, force: bool = False,
         per_second: float | None = None, progress: Progress | None = None,
     ) -> PrunePlan:  # fmt: skip
-        """Plan to delete objects that nothing needs any more; `.commit()` on the plan, or dry_run=False, does it.
+        """Plan a garbage collection: deleting unneeded objects. `.commit()` on the plan, or dry_run=False, does it.
 
-        Those go that were forgotten, and what crashes have left behind, if that is older than `older_than`, by the
-        store's clock (never this machine's): a number with w, d, h, m or s. Once something was forgotten and that is
-        older, what only commits before it need goes, too: they can no longer be opened in full, nor can it be undone.
-        An archive in which nothing was forgotten keeps all that a commit ever named.
+        Objects go that were forgotten, or that crashes have left behind, if that is older than `older_than`, by the
+        store's clock (never this machine's): a number with w, d, h, m or s. Once a forgetting is
+        older, objects that only commits before it need go, too: they can no longer be opened in full, nor can it be
+        undone. An archive in which nothing was forgotten keeps all that a commit ever named.
 
-        Never commits; what the newest commit, tags or other archives need; what commits since the last forgetting need;
-        what a session has put that may still commit. Writers and readers may go on meanwhile: who comes to commit what
-        was deleted gets LetGoError, with nothing committed. The plan says why each stays, and whether the bucket keeps
-        what is deleted. Killed in between, the next prune goes on; run again it does nothing.
+        Commits never go, nor objects that the newest commit, commits since the last forgetting, tags or other archives
+        need, nor those of a session that may still commit. Writers and readers may go on meanwhile: a writer that
+        commits a deleted object gets ExpiredError, with nothing committed. The plan says why each object stays, and
+        if the bucket keeps deleted versions. After a kill in between, the next prune goes on.
 
-        force: permits less than an hour, if nobody else uses the archive.  per_second: delete at most so many.
-        progress: told (objects deleted, of how many).
+        force: permits less than an hour, if nobody else uses the archive.  per_second: the most objects to delete a
+        second. progress: called with (objects deleted, total).
         """
         from archive.base import seconds_of
         from archive.maintain import prune
@@ -486,8 +486,8 @@ def at_commit(storage: Storage, commit: int | str) -> Commit:
 
 
 def _take_over(log: CommitLog, who: Place, start: Resume | None) -> None:
-    """Before a session is opened: end the journal of the one whose place it takes. What that one has journaled is
-    recovered or, where the new one goes on from a checkpoint, is told of if it goes beyond that."""
+    """End the journal of the session that a new one is to replace, before that is opened. Its tails are recovered or,
+    where the new session goes on from a checkpoint, logged if they go beyond that."""
     entry = log.head.runs.get(who.run)
     if entry is None or not entry.journal:
         return

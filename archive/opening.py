@@ -1,4 +1,4 @@
-"""Makes an archive, or opens one that is there."""
+"""Creating an archive, and opening one that is there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from archive.log import About, Commit, about, commits
 from archive.observe import timed
 from archive.store import Storage, as_allowed
 
-FIRST_ANSWER_S = 10.0  # a wrong address is told from a store that restarts
+FIRST_ANSWER_S = 10.0  # tells a wrong address from a store that restarts
 
 
 def create(
@@ -27,15 +27,15 @@ def create(
     """Make a new archive; AlreadyExistsError if there is one.
 
     layout: "packed" (a shard is one ZIP object) or "directory" (an object a chunk, for a bare zarr.open_group).
-    single_writer: promise that one process alone writes here, for stores without a create-only put (some answer 501 to
-    If-None-Match, some pass over it). What it gives up: two writers at once are no longer kept apart, so the later one
-    may overwrite the other's commit, and a session that was replaced may still commit. It is not kept in the archive:
-    every open() that writes says it again.  deadline_s: how long a request is retried; default 120, but 10 while
-    nothing at that address could be reached at all.
+    single_writer: promise that one process alone writes here, for stores that cannot refuse to overwrite an object
+    (some answer 501 to If-None-Match, some ignore it). It has a price: two writers at once are no longer kept apart, so
+    the later one may overwrite the other's commit, and a session that was replaced may still commit. It is not stored
+    in the archive: every open() that writes must repeat it.  deadline_s: the time for which a request is retried;
+    default 120, but 10 while nothing at that address could be reached at all.
     """
     storage = _connected(url, storage_options, single_writer, deadline_s)
     body, raw = about.new(layout)
-    # looked for first: there are stores that pass over the condition to a put
+    # looked for first: some stores ignore the condition of a put
     if about.is_there(storage) or not about.create(storage, raw):
         raise AlreadyExistsError(f"there is an archive at {storage.url} already; open it with archive.open()")
     return Archive(storage, body, raw, commits.empty(body), pinned=False, single_writer=single_writer)
@@ -53,12 +53,13 @@ def open(
     allow_bases: bool | Sequence[str] = (),
     deadline_s: float | None = None,
 ) -> Archive:
-    """Open an archive; NothingThereError (a FileNotFoundError) if there is none, unless `create` makes it (as any
-    number of processes may).
+    """Open an archive; NothingThereError (a FileNotFoundError) without one, unless `create` makes it (as any number of
+    processes may).
 
     commit: as of that commit (its number, or a tag), read only.  allow_bases: URLs (or beginnings of URLs) of other
-    archives that may be read where this one refers to their shards; True for any.  single_writer: as of create().
-    deadline_s: how long a request is retried; default 120, but 10 while nothing there could be reached at all.
+    archives that may be read where this one refers to their shards; True for any.  single_writer: as for create().
+    deadline_s: the time for which a request is retried; default 120, but 10 while nothing there could be reached at
+    all.
     """
     storage = _connected(url, storage_options, single_writer, deadline_s)
     storage.allowed_bases = as_allowed(allow_bases)

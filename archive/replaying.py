@@ -1,4 +1,4 @@
-"""The rollouts of a run again, in the order in which its trainer took them."""
+"""Replay: the rollouts of a run, in the order in which its trainer took them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Replayed(NamedTuple):
-    """The rollouts that the trainer took at one step: when, the keys of the ledger, and their episodes, to be read."""
+    """The rollouts that the trainer took at one step: its time, the keys of the ledger, and their episodes."""
 
     step: int
     at: datetime
@@ -29,7 +29,7 @@ class Replayed(NamedTuple):
 
 
 class Replay:
-    """Steps of a run again, in order: `len()`, slices of it, and iteration."""
+    """The steps of a run, in order: `len()`, slices, and iteration."""
 
     def __init__(self, found: Sequence[TrainedBatch], every: Episodes) -> None:
         self._batches = found
@@ -47,7 +47,7 @@ class Replay:
         return map(self._replayed, self._batches)
 
     def _replayed(self, batch: TrainedBatch) -> Replayed:
-        """The rollouts of one step; NotFoundError if an episode of them is gone."""
+        """The rollouts of one step; NotFoundError if one of their episodes is gone."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -66,15 +66,15 @@ class Replay:
 
 
 def replay(run: Archive | Run | str, *, from_step: int | None = None, ledger: str | None = None) -> Replay:
-    """The rollouts of a run again, in the order in which its trainer took them: to debug training without generation.
+    """The rollouts of a run, in the order in which its trainer took them: to debug training without generation.
 
         for step, at, keys, episodes in archive.replay(arc.runs["main"], from_step=100):
             loss = train(episodes.read())
 
     run: a run of `arc.runs`, an Archive or its URL (then its run "main"). from_step: leave out what came before that
-    update count; what several ranks trained on for the same one is one step. ledger: its name, needed where there
-    are several. What was trained after a checkpoint to which the run went back is not part of it. NotFoundError
-    without a ledger: nothing else says what was trained on.
+    update count; rollouts of several ranks with the same one are one step. ledger: its name, needed if there
+    are several. Training after a checkpoint to which the run went back is not part of it. NotFoundError
+    without a ledger: nothing else records what was trained on.
     """
     if isinstance(run, str):
         run = open(run)
@@ -84,10 +84,10 @@ def replay(run: Archive | Run | str, *, from_step: int | None = None, ledger: st
 
 
 def _only(run: Run, name: str | None) -> LedgerView:
-    """The ledger that is meant."""
+    """The only ledger, or the named one."""
     names = run.ledgers
     if name is None and len(names) > 1:
-        raise UsageError(f"run {run.name!r} has several ledgers: say which, ledger={names[0]!r}; all: {names}")
+        raise UsageError(f"run {run.name!r} has several ledgers: give one, as ledger={names[0]!r}; all: {names}")
     if not names or name not in (None, *names):
         raise NotFoundError(
             f"run {run.name!r} has no ledger{'' if name is None else f' {name!r}'} that says what was trained on; "

@@ -39,8 +39,8 @@ from archive.write import (
 
 
 class Writer(Buffer):
-    """Writes one rank's buffers; the verbs of a Buffer are those of its main one. Safe for several threads; belongs to
-    the process that made it.
+    """A writer of one rank's buffers; the verbs of a Buffer are those of its main one. It is safe for several threads,
+    and belongs to the process that made it.
 
     Leaving it as a context commits what is pending, unless by an exception.
     """
@@ -59,7 +59,7 @@ class Writer(Buffer):
         imports.start(partial(git_revision, str(Path.cwd())))
         self._pid = os.getpid()
         self._closed = False
-        # when it was decided on; what takes nothing of its run over was when the archive was opened
+        # at its decision; without a resume, when the archive was opened
         seen = log.began if resume is None or resume.forked_from is not None else resume.seen
         origin, forked_from = (None, None) if resume is None else (resume.origin, resume.forked_from)
         open_session(
@@ -71,12 +71,12 @@ class Writer(Buffer):
         shards = ShardWriter(storage, archive_layout, compression, chunk_bytes)
         ticks = None if journal_s is None else JournalObjects(shards, place, came_from, lambda: log.head.sighting)
         self._pipeline = Pipeline(shards, ShardObjects(shards, place.session, place.rank) if ticks is None else ticks)
-        self._ids_known_at = -1  # the commit up to which the ids that there are were read; -1: nobody asked for them
+        self._ids_known_at = -1  # the commit up to which existing ids were read; -1: they were not needed yet
         changes = Changes(self._pipeline, self._check, self._surface)
         ids = Ids(place, self._known_ids)
         changes.parts.append(ids.kept)
         self._saver = Saver(storage, log, place, self._pipeline.wait, self._saved, came_from, then)
-        self._committed: deque[Sequence[Work]] = deque()  # by the saver's thread; not taken note of yet
+        self._committed: deque[Sequence[Work]] = deque()  # by the saver's thread; not noted yet
         self._journal: Journal | None = None
         super().__init__(
             MAIN_BUFFER, place, schema, self._pipeline.memory, ids, changes, self._say_later,
@@ -107,12 +107,12 @@ class Writer(Buffer):
             return self._ledgers.of(check_text(name, "ledger"))
 
     def weights(self, uuid: Any = None, update_count: int | None = None) -> None:
-        """Which weights make what is added from now on, in all buffers of this writer."""
+        """Set the weights that make what is added from now on, in all buffers of this writer."""
         with self._entered(), self._changes():
             for buffer in self._buffers.values():
                 buffer._set_weights(uuid, update_count)
 
-    # -- its journal --------------------------------------------------------------------------------------------
+    # -- its journal ---------------------------------------------------------------------------------------------------
 
     def journal(
         self,
@@ -121,7 +121,7 @@ class Writer(Buffer):
         progress: Any = None,
         buffer: str | None = None,
     ) -> None:
-        """Journal values with the next tick, so that a recovery finds them: for what every checkpoint says anew.
+        """Journal values with the next flush, for recoveries; every checkpoint saves them anew.
 
         columns: name -> one value a live step, in the order of `live`, or {episode id: one value a live step of it}, of
         live episodes only.  attributes: name -> {episode id: JSON value}.  progress: the run's counters, rank 0's.
@@ -149,7 +149,7 @@ class Writer(Buffer):
 
     @property
     def durable_until(self) -> Durable:
-        """How far what was added is durable: positions of each stream, seconds behind, the journal's next number.
+        """The extent to which additions are durable: offsets of each stream, seconds behind, the next object's number.
         SupersededError as of `sync`."""
         with self._entered():
             journal = self._kept()
@@ -158,10 +158,10 @@ class Writer(Buffer):
         return state
 
     def sync(self, timeout_s: float = 60.0) -> Durable:
-        """Journal everything added so far, and wait until it is durable; how far that is.
+        """Flush all additions so far to the journal, and wait until they are durable; the extent of that.
 
-        Raises what storing it failed with; NotDurableError (a TimeoutError) after the time. What was added is kept.
-        SupersededError if a newer session of the run was opened, as nobody takes over what is journaled since: that is
+        Raises the error of a failed upload; NotDurableError (a TimeoutError) after the time. Additions are kept.
+        SupersededError if a newer session of the run was opened, as nothing takes over what is journaled since: that is
         looked up once a minute, and after each pause of this process that is longer than a tick.
         """
         stop = time.monotonic() + timeout_s
@@ -175,7 +175,7 @@ class Writer(Buffer):
         journal.check_newest()
         return state
 
-    # -- all buffers --------------------------------------------------------------------------------------------
+    # -- all buffers ---------------------------------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
@@ -199,22 +199,22 @@ class Writer(Buffer):
         return self._log.archive_id
 
     def flush(self) -> None:
-        """Upload everything added so far, and wait for it. It becomes visible with the next commit."""
+        """Upload all additions so far, and wait. They become visible with the next commit."""
         with self._entered():
             self._settle()
             self._pipeline.wait(self._sent())
             self._pipeline.memory.release()
 
     def upload(self, timeout_s: float = 60.0) -> None:
-        """Upload everything added so far, while other threads may add more; a commit then has little left to do."""
+        """Upload all additions so far, while other threads may add more; a commit then has little left to do."""
         with self._entered():
             self._send()
         self._pipeline.wait_idle(timeout_s)
 
     def commit(self, message: str | None = None) -> Commit:
-        """Make everything added so far visible: all of it or, if this raises, nothing.
+        """Make all additions so far visible: all of them or, if this raises, none.
 
-        May be called again after an error: what was not committed is kept, and is committed once.
+        May be called again after an error: uncommitted additions are kept, and are committed once.
         """
         self._check_apart()
         with self._entered(), operation("commit", run=self.run, session=self.session, rank=self.rank) as done:
@@ -265,8 +265,8 @@ class Writer(Buffer):
         step, in the order of `live`, or a dict of episode id to array.  attributes: name -> {episode id: JSON value}.
         buffers: the same three for other buffers: {"demo": {"columns": ...}}.  progress: the run's counters, rank 0's.
         save_replay=False skips the buffers: give progress as it is without them (`archive.adapters.xtuner.rollback`);
-        `unconsumed` (or what `rewind()` gives) lists what was drawn and not trained on.
-        incomplete: "keep" or "drop" (counted) episodes of which not all is live: headless and open ones.
+        `unconsumed` (or the result of `rewind()`) lists the prompts that were drawn and not trained on.
+        incomplete: "keep" or "drop" (counted) episodes with missing steps: headless and open ones.
         partial: commit without waiting for the other ranks, for crashes.  timeout_s: how long result() waits for them.
         on_progress: called in the background with {"phase", "name", "step", ...}, in phase "joining" also
         "waiting_for":
@@ -287,17 +287,17 @@ class Writer(Buffer):
             if given:
                 raise UsageError(f"there is no buffer {next(iter(given))!r}; make it with w.buffer(...) first")
             losses = [buffer.losses for buffer in self._buffers.values()]
-            works = self._sent()  # last of all: what begins in the background takes the interpreter from the caller
+            works = self._sent()  # last: background work takes the interpreter from the caller
             pending = self._saver.start(request, cuts, works, timeout_s, on_progress, losses)
         if wait:
             pending.result()
         return pending
 
     def _check_apart(self) -> None:
-        """Refuse to commit a part of what belongs together."""
+        """Refuse to commit a part of a group of calls."""
         if self._changes.joined and self._changes.lock._is_owned():  # type: ignore[attr-defined]
             raise UsageError(
-                "a commit or checkpoint within `with w.exclusive():` would have a part of what is said there: make it "
+                "a commit or checkpoint within `with w.exclusive():` would have a part of its calls: make it "
                 "after the block"
             )
 
@@ -309,13 +309,13 @@ class Writer(Buffer):
         return self._buffers[name]._snapshot(**values, incomplete=incomplete)
 
     def close(self) -> None:
-        """Commit what is pending, and end the writer."""
+        """Commit pending additions, and end the writer."""
         self._check_process()
         if not self._closed:
             self._collect()
             try:
                 if self._changes.broken:
-                    logger.warning("%r: an interrupted call cannot be taken back, so nothing more is committed", self)
+                    logger.warning("%r: an interrupted call cannot be undone, so nothing more is committed", self)
                 else:
                     self.commit()
             finally:
@@ -349,7 +349,7 @@ class Writer(Buffer):
         return one_line(f"<Writer rank {p.rank} of {p.world_size}, {where}>")
 
     def _check(self) -> None:
-        """Raise where the writer may not be used; at the start of each call, so a journal that is late ticks then."""
+        """Raise if the writer may not be used. Called at the start of each call, so an overdue journal flushes then."""
         if self._closed:
             raise ClosedError(f"the writer of {self._storage.url} is closed; open another with arc.writer()")
         self._check_process()
@@ -374,7 +374,7 @@ class Writer(Buffer):
         return self._buffers[name]
 
     def _surface(self) -> None:
-        """Raise what failed in the background."""
+        """Raise errors of the background."""
         if self._journal is not None:
             self._journal.surface()
         if error := self._pipeline.failure():
@@ -382,7 +382,7 @@ class Writer(Buffer):
         self._saver.surface()
 
     def settle_at_exit(self) -> None:
-        """Finish the checkpoint that is under way; an error that nobody has seen is printed, as it can't be raised."""
+        """Finish the checkpoint under way. Its error is printed, as it can't be raised, unless it was seen."""
         if not self._closed and os.getpid() == self._pid:
             try:
                 self._saver.settle()
@@ -391,28 +391,28 @@ class Writer(Buffer):
                 logger.exception("a checkpoint failed while the interpreter was ending")
 
     def tell_at_exit(self) -> None:
-        """Say how much was added that nothing commits."""
+        """Log the number of steps that are in no commit."""
         if not self._closed and os.getpid() == self._pid:
             self._tell_uncommitted()
 
     def _journal_the_rest(self) -> None:
-        """Journal what is pending, as there will be no commit of it."""
+        """Flush pending steps to the journal, as they will not be committed."""
         if self._journal is not None and not self._closed and not self._changes.broken:
             self._collect()
             with self._changes.lock:
                 self._journal.finish()
 
     def _tell_uncommitted(self) -> None:
-        """Log how many steps are in no commit, as nobody commits them any more; not where a journal has all of them."""
+        """Log the number of uncommitted steps, which stay so; not where a journal has all of them."""
         if self._journal is not None and not self._journal.seconds_behind and not self._journal.superseded:
             return
-        with suppress(ClosedError):  # a part of the call that was interrupted was sent off: it counts
+        with suppress(ClosedError):  # a part of the interrupted call was sent off: it counts
             self._changes.settle()
         sent = {*self._changes.ready, *self._pipeline.uncommitted()}.difference(*self._committed)
         steps = sum(work.steps for work in sent) + sum(buffer.slabs.steps for buffer in self._buffers.values())
         if steps:
             logger.warning(
-                "%r ends with %d steps that are in no commit that it knows of%s: w.commit(), w.checkpoint() and "
+                "%r closed with %d uncommitted steps%s: w.commit(), w.checkpoint() and "
                 "w.close() commit them, and so does leaving `with arc.writer() as w:` other than by an exception",
                 self,
                 steps,
@@ -420,7 +420,7 @@ class Writer(Buffer):
             )
 
     def _tick(self) -> None:
-        """Send off what is pending, called by the journal's thread."""
+        """Flush pending steps to the journal. Called by the journal's thread."""
         self._collect()
         with self._changes.lock:
             if self._journal is not None and not self._closed:
@@ -434,26 +434,26 @@ class Writer(Buffer):
             self._journal.collect(self)
 
     def _say_later(self, buffer: Buffer, columns: Any, attributes: Any, progress: Any) -> None:
-        """Keep values for the next tick."""
+        """Keep values for the next flush."""
         self._kept().say(buffer, columns, attributes, progress)
 
     def _kept(self) -> Journal:
         if self._journal is None:
-            raise UsageError("this writer keeps no journal: open it with arc.writer(journal_s=2.0)")
+            raise UsageError("this writer has no journal: open it with arc.writer(journal_s=2.0)")
         return self._journal
 
     def _settle(self) -> None:
-        """Wait for the checkpoint that is under way, and raise its error if nobody has seen it."""
+        """Wait for the checkpoint under way, and raise its error unless it was seen."""
         self._saver.settle()
         self._take_note()
 
     def _sent(self) -> list[Work]:
-        """Send off everything added so far; all that is not committed."""
+        """Send off all additions so far; all uncommitted works."""
         self._send()
         return self._pipeline.uncommitted()
 
     def _send(self) -> None:
-        """Send off everything added so far."""
+        """Send off all additions so far."""
         with self._changes(wait=False):
             for buffer in self._buffers.values():
                 buffer._submit()
@@ -464,7 +464,7 @@ class Writer(Buffer):
             self._journal.ticked()
 
     def _end(self) -> BaseException | None:
-        """Finish what is under way; the error of a checkpoint that nobody has seen."""
+        """Finish the work under way; the error of a checkpoint that was not seen."""
         self._closed = True
         self._stop_watching()
         failed = self._saver.close()
@@ -474,12 +474,12 @@ class Writer(Buffer):
         return failed
 
     def _saved(self, commit: Commit, works: Sequence[Work]) -> None:
-        """These have been committed. The saver's thread says so, and holds no lock: others wait for it with theirs."""
+        """Take note of committed works. The saver's thread calls it, without a lock: others wait for it with theirs."""
         self._committed.append(works)
         self._on_commit(commit)
 
     def _take_note(self) -> None:
-        """Keep what was committed no longer. Interrupted, the next call does the same again."""
+        """Drop works that were committed. After an interrupt, the next call does the same again."""
         while self._committed:
             works = self._committed[0]
             for written in self._pipeline.wait(works):
@@ -501,12 +501,12 @@ class Writer(Buffer):
         return fresh._asdict(), {"runs": runs, "message": message}
 
     def _known_ids(self) -> set[str]:
-        """The ids of all episodes that there are; others come to be known as they are committed."""
+        """The ids of all existing episodes; those of later commits are added."""
         self._ids_known_at = self._log.learn_ids().number
         return self._log.ids.names
 
     def _record_of(self, episode_id: str) -> EpisodeRecord | None:
-        """The record that one of the buffers has of an episode; None if none has."""
+        """The record that one of the buffers has of an episode; None without one."""
         for buffer in self._buffers.values():
             number = buffer.streams.records.number_of(episode_id)
             if number is not None:
@@ -514,7 +514,7 @@ class Writer(Buffer):
         return None
 
     def _settle_episodes(self, ids: Sequence[str], whole: bool) -> bool:
-        """Commit what was added if these episodes are of it: no commit has them whole, or maybe as they were."""
+        """Commit additions if these episodes are among them: no commit has them whole, or as they are now."""
         with self._entered():
             records = [self._record_of(name) for name in ids]
             if not all(records) or (whole and not any(one is not None and one.replaces for one in records)):

@@ -1,11 +1,11 @@
-"""Resharding: what M ranks saved, N ranks resume; each byte is read once, and a plan says beforehand what it takes.
+"""Resharding: M ranks saved, N ranks resume. Each byte is read once, and a plan shows the cost beforehand.
 
     plan = resharding.plan(arc.checkpoints.of("main").latest, world_size=3)
-    print(plan)                                         # who gets, reads and drops what
+    print(plan)                                         # each rank's episodes, reads and drops
     share = plan.share(rank)                            # share.read(), share.stream(), share.columns, share.state
     writer = arc.writer(resume=share)
 
-`merge`, `split`, `filter` and `reshard` make archives of archives, `compact` rewrites what is mostly dead, `export`
+`merge`, `split`, `filter` and `reshard` make archives of archives, `compact` rewrites sparse shards, `export`
 makes files.
 """
 

@@ -1,8 +1,8 @@
-"""Rows of an archive that go to another, and the same rows as they are to be there: by reference, or as copies.
+"""Rows of an archive that go to another, and the form that they get there: by reference, or as copies.
 
-A transfer adds what is new and refuses what is not the same. A row of the segments table is named by session, rank and
+A transfer adds new rows and refuses contradictions. A row of the segments table is named by session, rank and
 sequence. Sessions are named by users, too, so two rows of one name are the same only if they were also made at the same
-time. What a compaction cut has names of its own: it is known by its steps, which keep their stream and positions.
+time. Rows that a compaction cut have names of their own: their steps, which keep stream and positions, identify them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from archive.base import (
     ByteRange,
     CorruptChunkError,
     DuplicateEpisodeError,
-    LetGoError,
+    ExpiredError,
     StorageError,
     UnsafePathError,
     cached_property,
@@ -56,8 +56,8 @@ def copy_shards(
     *,
     verify: bool,
 ) -> dict[str, str]:
-    """Copy the shards that the chunk rows name, but for `known` and others that are there, a few at once; the key of
-    each in the target. The first error ends it.
+    """Copy the shards that the chunk rows name, without `known` and existing ones, a few at once; the key of each in
+    the target. The first error ends it.
 
     moved: called with (shards done, shards).  verify: every byte is read and checked, even where the store would copy
     by itself.
@@ -104,7 +104,7 @@ def _listed(target: Storage) -> set[str]:
 
 
 def _plain(shard: str) -> str:
-    """The shard's key in any archive. Nothing else may be written to, whatever the source's tables say."""
+    """The shard's key in any archive. No other key may be written, whatever the source's tables say."""
     key = split_key(shard)[1]
     if not _SHARD.match(key):
         raise UnsafePathError(
@@ -114,7 +114,7 @@ def _plain(shard: str) -> str:
 
 
 def _copied_by_store(source: Roots, target: Storage, shard: str, key: str, members: Members) -> bool:
-    """Have the store copy a shard, if it can. One that refuses to is no error: the bytes can be streamed."""
+    """Let the store copy a shard, if it can. A refusal is no error: the bytes can be streamed."""
     base, inside = split_key(shard)
     origin = source.storage(base)
     if not target.copies_from(origin):
@@ -179,7 +179,7 @@ class Outgoing:
         return tables.only_used(self.archive.snapshot.take(self.rows, tables.schema("segments").names))
 
     def without(self, known: pa.Table, where: str) -> Outgoing:
-        """The rows that an archive at `where` does not have, which has `known`; an id of something else is refused."""
+        """The rows that an archive at `where` lacks; its rows are `known`. An id of another episode is refused."""
         new = np.flatnonzero(~held(self.names, known))
         names = self.names.take(new)
         _check_names(names, known, where)
@@ -191,7 +191,7 @@ class Outgoing:
         return Outgoing(self.archive, self.rows[new])
 
     def beside(self, kind: str, known: pa.Table) -> pa.Table:
-        """The rows of a table that are of these, but for what is known, and what something newer is known of."""
+        """The rows of a table that follow these, without known ones, and those with newer known values."""
         snapshot = self.archive.snapshot
         rows: pa.Table = getattr(snapshot.later, kind)
         if rows.num_rows:
@@ -200,7 +200,7 @@ class Outgoing:
 
 
 def held(rows: pa.Table, known: pa.Table) -> Mask:
-    """A mask of the rows that are among others, by name, or by their steps if a compaction named them."""
+    """Mask of the rows that are among others, by name, or by their steps if a compaction named them."""
     at, same = _by_name(rows, known)
     cut = np.flatnonzero((at < 0) & (rows["sequence"].to_numpy() < 0))
     if len(cut):
@@ -215,7 +215,7 @@ def held(rows: pa.Table, known: pa.Table) -> Mask:
 
 
 def _by_name(rows: pa.Table, known: pa.Table) -> tuple[Ints, Mask]:
-    """The place of each row's name among others, -1 for none; a mask of those that were made at the same time, too."""
+    """The place of each row's name among others, -1 for none; a mask of those that were also made at the same time."""
     at = places(*row_codes(rows.select(ADDRESS), known.select(ADDRESS)))
     now, then = (table["created_at"].cast("int64").to_numpy() for table in (rows, known))
     same = at >= 0
@@ -224,7 +224,7 @@ def _by_name(rows: pa.Table, known: pa.Table) -> tuple[Ints, Mask]:
 
 
 def _check_names(names: pa.Table, known: pa.Table, where: str) -> None:
-    """Refuse rows whose name belongs to something else: ids are never renumbered."""
+    """Refuse rows whose name belongs to other data: ids are never renumbered."""
     at, same = _by_name(names, known)
     other = np.flatnonzero((at >= 0) & ~same)
     if len(other):
@@ -234,7 +234,7 @@ def _check_names(names: pa.Table, known: pa.Table, where: str) -> None:
 
 def _clash(episode: str, where: str, why: str) -> DuplicateEpisodeError:
     return DuplicateEpisodeError(
-        f"episode {episode!r} of {where} is not the one that is there already ({why}); nothing was committed. "
+        f"episode {episode!r} of {where} differs from the one that is there already ({why}); nothing was committed. "
         "Leave it out with resharding.filter(...): ids are never renumbered"
     )
 
@@ -243,8 +243,8 @@ def _clash(episode: str, where: str, why: str) -> DuplicateEpisodeError:
 
 
 def referred(source: Archive, rows: pa.Table, archive: Archive, moved: Progress) -> pa.Table:
-    """Rows of the source's segments or late table with shards and chunk tables named as another archive must name them;
-    pinned where they are."""
+    """Rows of the source's segments or late table, with shards and chunk tables named as in another archive; pinned at
+    their place."""
     roots, needed = _roots(source), dict[str, set[str]]()
     shards = len(distinct(rows["shard"]))
     for name in ("shard", "chunks"):
@@ -252,7 +252,7 @@ def referred(source: Archive, rows: pa.Table, archive: Archive, moved: Progress)
         for base, key in (split_key(v) for v in values if v is not None):
             needed.setdefault(str(base), set()).add(key)
         rows = _with(rows, name, values)
-    for base, keys in needed.items():  # so that collecting garbage there spares them
+    for base, keys in needed.items():  # so that garbage collection there spares them
         pin = Pin(archive.id, archive.url, tuple(sorted(keys)))
         digest = hashlib.sha256("\n".join(pin.objects).encode()).hexdigest()[:16]
         key, data = f"pins/{archive.id}-{digest}.json", json.dumps(pin.to_json()).encode()
@@ -275,13 +275,13 @@ def _with(rows: pa.Table, name: str, values: list[Any]) -> pa.Table:
 
 
 def _check_there(source: Archive, keys: Collection[str]) -> None:
-    """LetGoError if something that is pinned now was pruned before it was, and after the source was opened."""
+    """ExpiredError if an object was pruned after the source was opened and before it was pinned."""
     for commit in commits.following(source.storage, source.head):
         if commit.pruned is None:
             continue
         gone = set(tablefiles.load(source.storage, "pruned", [commit.pruned], ["key"])["key"].to_pylist()) & set(keys)
         if gone:
-            raise LetGoError(
+            raise ExpiredError(
                 f"{len(gone)} objects to be referred to, such as {source.storage.full_url(min(gone))}, were pruned by "
                 f"commit {commit.number} after that archive was opened; nothing was committed. Open it again, or give "
                 "copy=True"

@@ -1,10 +1,10 @@
-"""Compaction: live steps that are sparse in their shards, or in many small ones, are written anew, close together.
+"""Compaction: sparsely used and small shards are rewritten into full ones.
 
-Steps keep their addresses (stream and position), so checkpoints, live sets and episodes are what they were; only where
-the bytes are stored changes. What is not live stays in the old shards, for the archive's history. Earlier commits still
+Steps keep their addresses (stream and position), so checkpoints, live sets and episodes are unchanged; only the place
+of their bytes changes. Steps that are not live stay in the old shards, for the archive's history. Earlier commits still
 name the old shards too; each run's newest checkpoint is published again, to be read from the new ones.
 
-A job that journals, or saves often, leaves many small shards, and each costs whoever reads it requests. Those of one
+A job that journals, or saves often, leaves many small shards, and each costs its readers requests. Those of one
 buffer and schema can be joined; tables alone tell which are small.
 """
 
@@ -39,7 +39,7 @@ MANY = 4  # of a buffer: fewer are left for later, or a few bytes more would hav
 
 @dataclass(frozen=True)
 class Compacted:
-    """A summary of what a compaction did."""
+    """A summary of a compaction."""
 
     shards: int
     steps: int
@@ -52,9 +52,8 @@ def compact(
     min_alive: float = 0.5,
     min_full: float = MIN_FULL,
 ) -> Compacted:
-    """Write anew the live steps of shards of which less than `min_alive` is live at the newest checkpoints of all runs,
-    and join those of a buffer that have less than `min_full` of a full shard's bytes, as objects of a journal do.
-    """
+    """Rewrite the live steps of shards of which less than `min_alive` is live at the newest checkpoints of all runs,
+    and join those of a buffer that have less than `min_full` of a full shard's bytes, such as objects of a journal."""
     shards, pieces, owner = _chosen(archive, min_alive, min_full)
     live = np.flatnonzero(owner >= 0)
     if not len(live):
@@ -76,7 +75,7 @@ def compactable(archive: Archive, *, min_alive: float = 0.5, min_full: float = M
     return Compacted(shards if steps else 0, steps, None)
 
 
-# -- what is to be written anew ----------------------------------------------------------------------------------------
+# -- shards to rewrite ----------------------------------------------------------------------------------------
 
 
 def _chosen(archive: Archive, min_alive: float, min_full: float) -> tuple[int, Steps, Ints]:
@@ -117,7 +116,7 @@ def _live(archive: Archive) -> tuple[Steps, Ints, Ints]:
 
 
 def _sparse(snapshot: Snapshot, live: Steps, min_alive: float) -> set[str]:
-    """Shards with live steps, of which less than `min_alive` of the steps are live (or go along with live ones)."""
+    """Shards with live steps, of which less than `min_alive` of the steps are live (or must move with live ones)."""
     table = snapshot.columns(["shard", "length", "schema"])
     lengths = table["length"].to_numpy()
     shards, shard = coded(table["shard"].cast("string").fill_null(""))  # rows without steps have none
@@ -136,8 +135,8 @@ def _divisible(schemas: pa.ChunkedArray) -> Mask:
 
 
 def _cut(snapshot: Snapshot, live: Steps, shards: set[str]) -> tuple[Steps, Mask]:
-    """The rows in these shards cut into live and other pieces, in order, and a mask of those that are live; rows with
-    fields that are not one row a step stay whole."""
+    """The rows in these shards, cut into live and other ranges, in order, and a mask of the live ones; rows with fields
+    that do not have one row a step stay whole."""
     rows = np.unique(live.stream)
     table = snapshot.take(rows, ["shard", "length", "schema"])
     affected, cuts = among(table["shard"], shards), _divisible(table["schema"])
@@ -172,7 +171,7 @@ def _small(snapshot: Snapshot, rows: Ints, owner: Ints, min_full: float) -> set[
 
 
 def _sizes(snapshot: Snapshot) -> dict[str, int]:
-    """Shard -> its bytes: as stored, or what its rows take in memory if that is more, as full ones are counted so."""
+    """Shard -> its bytes: as stored, or its rows' bytes in memory if that is more, as full ones are counted so."""
     table, reader = snapshot.columns(["shard", "length"]), Reader(snapshot).as_written()
     rows = np.flatnonzero(table["shard"].is_valid().to_numpy())
     spans = Spans.of_each(rows, np.zeros(len(rows), np.int64), table["length"].to_numpy()[rows])
@@ -183,25 +182,25 @@ def _sizes(snapshot: Snapshot) -> dict[str, int]:
 
 
 def _maker(shard: str, wrote: set[str]) -> str:
-    """The part of a name that all shards have which a compaction made for the same buffer; any other shard itself.
+    """The common part of the names of all shards that a compaction made for one buffer; of any other, itself.
 
-    wrote: the sessions (escaped) that wrote steps; all others that made shards moved them. What one compaction made of
-    a buffer is full, but for the last: where several of these seem small, they are of text, whose length no table says,
-    and it would be done again and again.
+    wrote: the sessions (escaped) that wrote steps; all others that made shards moved them. Of the shards that
+    one compaction made of a buffer all but the last are full: if several seem small, they hold text, whose length no
+    table has, and would be rewritten again and again.
     """
     session = layout.session_of(shard)
     moved = session is not None and session not in wrote and shard.startswith("shards/")
     return shard.partition("-")[2] if moved else shard
 
 
-# -- its rows, and the commits -----------------------------------------------------------------------------------------
+# -- rows and commits -----------------------------------------------------------------------------------------
 
 
 def _replacement_rows(
     archive: Archive, pieces: Steps, where: Mapping[int, relocation.Location]
 ) -> tuple[pa.Table, list[tuple[int, Mapping[str, Any]]]]:
-    """The affected rows, and their pieces as rows, each with the number of the one that it is of. The last piece keeps
-    the address, for what follows it. where: by the number of a piece that was written anew, its place."""
+    """The affected rows, and their ranges as rows, each with the number of the row that it is of. The last range keeps
+    the address, for its successors. where: by the number of a range that was rewritten, its place."""
     affected, number = np.unique(pieces.stream, return_inverse=True)
     table = archive.snapshot.take(affected, tables.schema("segments").names)
     whole, out = table.to_pylist(), list[tuple[int, Mapping[str, Any]]]()
@@ -220,10 +219,10 @@ def _replacement_rows(
 
 @dataclass(frozen=True)
 class _Rewritten:
-    """Steps that were written anew, ready to be committed.
+    """Rewritten steps, ready to be committed.
 
-    before: the affected rows as they were when their steps were read.  rows: those in their places, each with the
-    number of the one that it is a piece of.
+    before: the affected rows as they were when their steps were read.  rows: the new rows, each with the
+    number of the row that it is a range of.
     """
 
     archive: Archive
@@ -262,8 +261,7 @@ class _Rewritten:
         return {}, {"segments": (file,), "chunks": self.chunks, "added": {"segments": 0}, **again}
 
     def _again(self, mark: tuple[str, int], ours: Sequence[int], parent: Commit, attempt: Attempt) -> Addition:
-        """One more checkpoint published again, unless a newer one came meanwhile: then that is the newest, and stays
-        so."""
+        """One more checkpoint published again; a newer one that came meanwhile stays the newest."""
         marks = _marked(parent)
         newer = [number for _, number in marks if number > ours[0] and number not in ours]
         again = {} if newer or mark not in marks else _republished(self.archive, parent, mark)
@@ -285,7 +283,7 @@ def _marked(commit: Commit) -> list[tuple[str, int]]:
 
 
 def _republished(archive: Archive, parent: Commit, mark: tuple[str, int]) -> dict[str, Any]:
-    """A commit's words for a run's newest checkpoint again, so that resuming from it finds the compacted steps."""
+    """The keys of a commit that publishes a run's newest checkpoint again, for resumes to find the compacted steps."""
     run, number = mark
     moved = {
         name: replace(known, commit=parent.number + 1)

@@ -1,4 +1,4 @@
-"""Bulk export: episodes as plain files that need nothing of ours.
+"""Bulk export: episodes as plain files that other tools read.
 
 In Parquet they are rows, one a step: `episode_id`, `step`, and the fields as columns.
 
@@ -85,7 +85,7 @@ def _leaves(steps: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _npz(about: Sequence[dict[str, Any]], data: Sequence[dict[str, Any]]) -> bytes:
-    """numpy's own format; dtypes that it does not know are stored as their bits."""
+    """The bytes in numpy's own format; dtypes that it does not know are stored as their bits."""
     arrays = {"episodes": np.array(json.dumps(about))}
     for i, steps in enumerate(data):
         arrays |= {f"{i}/{name}": _plain(array) for name, array in _leaves(steps)}
@@ -149,7 +149,7 @@ def _columns(name: str, leaf: Any, length: int, axis: str, scalar: bool) -> dict
 
 
 def _values(array: Array) -> Any:
-    """One Arrow value a row."""
+    """An array of one Arrow value for each row."""
     import pyarrow as pa
 
     array = _plain(np.ascontiguousarray(array))

@@ -1,8 +1,8 @@
-"""Pure, no I/O: which target rank gets which live steps, and where they stand there. Only this drops anything.
+"""Pure, no I/O: the placement of live steps on target ranks, and their places there. Only this drops anything.
 
 Units are the live episodes of one buffer in canonical order (source rank, env row, time), as a table of Steps: the
-stream is the unit's number, the steps are 0 up to its length, and the columns are UNIT. What is dealt out are parts of
-them. Everything is integer arithmetic on arrays, so the answer is the same on every rank and machine.
+stream is the unit's number, the steps are 0 up to its length, and the columns are UNIT. Ranges of units are dealt
+out. Everything is integer arithmetic on arrays, so the answer is the same on every rank and machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from archive.tables import NO_ENV
 # smaller ages are older; headless: the first step is not live; tailless: the last one is not, or was never made; open:
 # of the tailless those that are under way and may go on
 UNIT = ("rank", "env", "weight", "age", "headless", "tailless", "open")
-FILTERED = "filter"  # why: the plan's own condition
+FILTERED = "filter"  # the reason: the plan's own condition
 POLICIES = ("balanced", "interleaved", "by_trajectory")
 
 
@@ -86,11 +86,11 @@ _DROPPED = _table("reason", "stream", "lo", "hi")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement(Record):
-    """The steps of a buffer's units, by the rules: those that a target rank gets, and those that none does. The stream
+    """The steps of a buffer's units, by the rules: those that a target rank gets, and those that none gets. The stream
     is the unit's number.
 
     parts: in order of the target, its env row and the position there, which are their columns (target, env, position).
-    dropped: in the order in which they were, with the reason.
+    dropped: in their order, with the reason.
     """
 
     rules: Rules
@@ -99,13 +99,13 @@ class Placement(Record):
 
 
 def identity(units: Steps, rules: Rules, position: Ints) -> Placement:
-    """The placement that leaves all as it was."""
+    """The placement that moves nothing."""
     parts = Steps(units.stream, units.lo, units.hi, target=units["rank"], env=units["env"], position=position)
     return Placement(rules, parts, _gone("", units.pick(slice(0))))
 
 
 def within_bounds(units: Steps, rules: Rules) -> bool:
-    """True if what each rank has is within the bounds as it is: it has just these env rows, and nothing is too much."""
+    """True if each rank's contents are within the bounds: it has just these env rows, and nothing is too much."""
     rank, env = units["rank"], units["env"]
     if rules.num_envs is not None:
         rows = np.arange(rules.num_envs)
@@ -121,7 +121,7 @@ def within_bounds(units: Steps, rules: Rules) -> bool:
 
 
 def place(units: Steps, rules: Rules, wanted: Mask) -> Placement:
-    """Deal the units out by the rules; `wanted` are those that a filter let pass."""
+    """Deal the units out by the rules; `wanted` are those that pass the filter."""
     drops = [_gone("", units.pick(slice(0)))]
     order = np.flatnonzero(_kept_units(units, rules, wanted, drops))
     if rules.policy == "interleaved":  # by the number on its source rank, as a system counts its trajectories
@@ -139,7 +139,7 @@ def place(units: Steps, rules: Rules, wanted: Mask) -> Placement:
 
 
 def _gone(reason: str, some: Steps) -> Steps:
-    """Steps that leave for one reason."""
+    """Dropped steps, with their reason."""
     why: Any = np.full(len(some), reason, object)
     return Steps(some.stream, some.lo, some.hi, reason=why)
 
@@ -158,7 +158,7 @@ def _kept_units(units: Steps, rules: Rules, wanted: Mask, drops: list[Steps]) ->
 
 
 def _dealt(units: Steps, rules: Rules) -> Steps:
-    """The parts of these units, in this order, with the target of each."""
+    """The ranges of these units, in this order, with the target of each."""
     ranks = rules.world_size
     if rules.divisible and rules.policy != "by_trajectory":
         return _cut(units, ranks)
@@ -203,13 +203,13 @@ def _cut(units: Steps, ranks: int) -> Steps:
 
 
 def _left(units: Steps, parts: Steps, lo: Ints) -> Steps:
-    """The parts that still have steps from `lo` on, or are of episodes that never had any."""
+    """The ranges that still have steps from `lo` on, or are of episodes that never had any."""
     there = (parts.hi > lo) | (parts.hi == lo) & (units.length[parts.stream] == 0)
     return parts.cut(there, lo[there], parts.hi[there])
 
 
 def _within_capacity(units: Steps, rules: Rules, parts: Steps, drops: list[Steps]) -> Steps:
-    """The parts after the oldest of each target have left until the rest fits."""
+    """The ranges, after the oldest of each target were dropped until the rest fits."""
     lo = parts.lo.copy()
     for target in range(rules.world_size):
         mine = np.flatnonzero(parts["target"] == target)
@@ -218,10 +218,10 @@ def _within_capacity(units: Steps, rules: Rules, parts: Steps, drops: list[Steps
 
 
 def _newest(units: Steps, rules: Rules, parts: Steps, drops: list[Steps]) -> Ints:
-    """New `lo` for the parts of one target: the oldest leave until the rest fits (past `hi`: all of the part).
+    """New `lo` for the ranges of one target: the oldest are dropped until the rest fits (past `hi`: all of it).
 
-    Of the last one that leaves, its newest steps stay where steps may be cut: independent ones, and those of env rows,
-    as rings overwrite them. Episodes that were added whole leave whole, and all do where only whole ones are wanted.
+    The last one keeps its newest steps where steps may be cut: independent ones, and those of env rows,
+    as rings overwrite them. Episodes that were added whole are dropped whole; so are all, if only whole ones may stay.
     """
     steps = parts.length
     oldest = np.lexsort((np.arange(len(steps)), units["age"][parts.stream]))
@@ -242,7 +242,7 @@ def _newest(units: Steps, rules: Rules, parts: Steps, drops: list[Steps]) -> Int
 
 
 def _in_rows(units: Steps, rules: Rules, parts: Steps) -> Steps:
-    """The parts dealt out to env rows, in contiguous runs of about equal steps, in order of target and row."""
+    """The ranges dealt out to env rows, in contiguous groups of about equal steps, in order of target and row."""
     env = np.full(len(parts), NO_ENV, np.int64)
     rows = _num_envs(units, rules)
     if rows is not None:
@@ -263,7 +263,7 @@ def _num_envs(units: Steps, rules: Rules) -> int | None:
 
 
 def _within_length(units: Steps, max_length: int, parts: Steps, drops: list[Steps]) -> Steps:
-    """The parts after each row has kept its newest `max_length` steps, wherever in the row they stand."""
+    """The ranges, after each row has kept its newest `max_length` steps, wherever they are in the row."""
     row = np.cumsum(run_heads(parts["target"], parts["env"])) - 1
     by_age = np.lexsort((np.arange(len(row)), units["age"][parts.stream], row))
     total = np.bincount(row, weights=parts.length).astype(np.int64)

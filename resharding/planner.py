@@ -1,4 +1,4 @@
-"""Making plans of a checkpoint and bounds, with what journals have beyond it. Reads the manifest and journals alone."""
+"""Making plans of a checkpoint and bounds, with journals beyond it. Reads the manifest and journals alone."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ def plan(
     one, as a ring overwrites them (with incomplete="drop", whole episodes); episodes that were added whole, whole.
     Bounds that the same ranks keep already move nothing; env rows with holes between their steps are put end to end
     where num_envs is given.
-    incomplete: "keep" or "drop" headless and open episodes.  unfinished: what becomes of open episodes: "close"
+    incomplete: "keep" or "drop" headless and open episodes.  unfinished: the fate of open episodes: "close"
     (default), "continue" (default where nothing moves; else only the one at the end of each row) or "drop".
-    filter: a condition, or what `Episodes.filter` takes.
+    filter: a condition, or the arguments of `Episodes.filter`.
     allow_missing: plan without the ranks that a crash checkpoint lacks.
-    tails: what becomes of what the run's newest session journaled beyond the checkpoint (`arc.writer(journal_s=)`).
-    "live": it is in the buffers, as `arc.recover()` has it; "archive": it stays an episode of the archive, and is in no
+    tails: the fate of the journals beyond the checkpoint, by the run's newest session (`arc.writer(journal_s=)`).
+    "live": it is in the buffers, as after `arc.recover()`; "archive": it stays an episode of the archive, and is in no
     buffer; "ignore": it is left behind. Default: "live" for the newest whole checkpoint of a run that keeps a journal.
-    session: that will go on from it, as its writers are told; needed where ranks that keep a journal plan one after the
-    other, in no process group, and nothing names the session: what a faster rank journals already is no tail.
+    session: the one that will go on from it, as its writers are told; needed if ranks with a journal plan one after the
+    other, in no process group, and nothing names the session: objects that a faster rank journals are no tail.
     """
     if checkpoint is None:
         raise UsageError(
@@ -102,26 +102,26 @@ def _capacities(capacity: int | Mapping[str, int] | None, buffers: Collection[st
 
 
 def _held_already(sources: Mapping[str, SourceBuffer], rules: Mapping[str, Rules]) -> bool:
-    """True if the same ranks keep all bounds as they are, so that nothing need move."""
+    """True if the same ranks are within all bounds, so that nothing need move."""
     within = all(within_bounds(source.units, rules[name]) for name, source in sources.items())
     return within and all(rules[name].num_envs is None or source.gapless for name, source in sources.items())
 
 
-# -- what a run added after its newest checkpoint, and a journal kept --------------------------------------------------
+# -- journals beyond the newest checkpoint --------------------------------------------------
 
 
 def _with_tails(checkpoint: Checkpoint, tails: str | None, session: str | None) -> tuple[Checkpoint, Origin | None]:
-    """The checkpoint to plan, and what a session that resumes goes on from, if not what the checkpoint says.
+    """The checkpoint to plan, and the origin of a session that resumes, if that is not the checkpoint's.
 
-    "live": the checkpoint with what the journals of its run hold beyond it, recovered now if nobody did yet.
+    "live": the checkpoint with the journals of its run beyond it, recovered now unless that was done.
     "archive": the checkpoint itself, but the session sees the steps beyond it, as archived ones.  "ignore": the
-    checkpoint as it is; what came after is left behind.  None: "live" where the run keeps a journal and this is its
+    checkpoint as it is; later steps are left behind.  None: "live" if the run keeps a journal and this is its
     newest whole checkpoint, in an archive that is not open as of some commit; else "ignore".
-    session: that is to go on (default: as torchrun or Slurm name it). A faster rank may have begun it; then its journal
-    is no tail, and all ranks go on from what that one did.
+    session: the one that goes on (default: as torchrun or Slurm name it). A faster rank may have begun it; then its
+    journal is no tail, and all ranks go on from the same checkpoint as that one.
     """
     if tails not in (None, *TAILS):
-        raise UsageError(f"tails={tails!r}: give {', '.join(map(repr, TAILS))}, or None to take in what is journaled")
+        raise UsageError(f"tails={tails!r}: give {', '.join(map(repr, TAILS))}, or None to take in the journal")
     if tails == IGNORE or (tails is None and not _keeps_journal(checkpoint)):
         return checkpoint, None
     log = CommitLog(checkpoint.snapshot.storage, checkpoint.archive_id, checkpoint.served_by)
@@ -133,7 +133,7 @@ def _with_tails(checkpoint: Checkpoint, tails: str | None, session: str | None) 
             return checkpoint, None
         raise UsageError(
             f"tails={tails!r}: checkpoint {checkpoint.name!r} is not the newest whole one of run {checkpoint.run!r}, "
-            "so what came after it is no tail; plan arc.checkpoints.latest, or with tails='ignore'"
+            "so later steps are no tail; plan arc.checkpoints.latest, or with tails='ignore'"
         )
     return (checkpoint, newest.origin) if tails == ARCHIVE else (newest, None)
 

@@ -1,4 +1,4 @@
-"""Plans: frozen values that say which target rank gets which steps, where they stand there, and what is dropped.
+"""Plans: frozen values that assign steps to target ranks, with their places there, and the steps that are dropped.
 
 A plan is made from the manifest alone; it prints as its own dry run, compares, and survives a round trip through JSON.
 """
@@ -47,16 +47,16 @@ _MOST_RANKS = 1 << 20  # a plan counts for each
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A plan of who gets what. `share(rank)` gives one target rank its part; any process can compute its own."""
+    """A plan of a redistribution. `share(rank)` gives one target rank its part; any process can compute its own."""
 
     checkpoint: Checkpoint
-    sources: Mapping[str, SourceBuffer]  # what the checkpoint has, by buffer
+    sources: Mapping[str, SourceBuffer]  # the checkpoint's buffers
     world_size: int
     placements: Mapping[str, Placement]  # by buffer
     is_identity: bool
-    seen: int  # number of the newest commit that was known when it was made
+    seen: int  # number of the newest commit known when it was made
     conditions: str | None = None
-    origin: Origin | None = None  # what a session goes on from, if not what the checkpoint says
+    origin: Origin | None = None  # the origin of a session that resumes, if not the checkpoint's
 
     def __post_init__(self) -> None:
         for placement in self.placements.values():
@@ -80,7 +80,7 @@ class Plan:
 
     @cached_property
     def _drops_logged(self) -> None:
-        """Log what is dropped, once: whoever takes a share may never print the plan. What `filter` leaves out was
+        """Log the dropped steps, once: a user of a share may never print the plan. Steps that `filter` leaves out are
         meant."""
         for reason, gone in self.dropped.items():
             if reason == FILTERED:
@@ -107,7 +107,7 @@ class Plan:
 
     @property
     def dropped(self) -> dict[str, dict[str, int]]:
-        """Why -> how many episodes (wholly or in part) and steps no target gets."""
+        """Reason -> the number of episodes (whole or in part) and steps that no target gets."""
         out: dict[str, dict[str, int]] = {}
         for name in self.placements:
             for reason, counts in self.dropped_of(name).items():
@@ -126,7 +126,7 @@ class Plan:
         return out
 
     def dropped_episodes(self, buffer: str = "replay") -> list[dict[str, Any]]:
-        """A list of what is dropped: episode id, reason, steps [start, stop) of its live ones."""
+        """A list of dropped steps: episode id, reason, steps [start, stop) of its live ones."""
         gone = self.placements[buffer].dropped
         ids = self.sources[buffer].episodes.columns(["episode_id"])["episode_id"].to_pylist()
         columns = (gone.stream.tolist(), gone["reason"].tolist(), gone.lo.tolist(), gone.hi.tolist())
@@ -143,7 +143,7 @@ class Plan:
 
     @property
     def about(self) -> dict[str, Any]:
-        """A few words on the plan, for people."""
+        """A short summary of the plan, for people."""
         return {
             "checkpoint": self.checkpoint.name,
             "source ranks": self.checkpoint.world_size,
@@ -153,12 +153,12 @@ class Plan:
         }
 
     def plot(self) -> Any:
-        """Draw which target rank gets how many steps of which source rank; Matplotlib's Axes. Reads no data."""
+        """Draw how many steps each target rank gets of each source rank; Matplotlib's Axes. Reads no data."""
         title = f"{self.checkpoint.name}: {self.checkpoint.world_size} ranks to {self.world_size}"
         return plots.plan(self.moved, self.world_size, title)
 
     def to_html(self) -> str:
-        """A page of its own: who gets what, as a picture and in numbers. Reads no data, but the chunk tables."""
+        """A page of its own: the assignment, as a picture and in numbers. Reads no data, only the chunk tables."""
         return self._report([(size(cost["bytes"]), cost["requests"]) for cost in self.cost()]).page()
 
     def _repr_html_(self) -> str:
@@ -222,7 +222,7 @@ class Plan:
     def from_json(cls, text: str, checkpoint: Checkpoint) -> Plan:
         """The plan of that text; `checkpoint` must be the one that it was made for.
 
-        UsageError for what is no plan at all, or of another checkpoint; IntegrityError for one that is damaged.
+        UsageError for a text that is no plan, or is of another checkpoint; IntegrityError for a damaged one.
         """
         try:
             body = records.parse(text, what=_WHAT, error=IntegrityError)
@@ -245,7 +245,7 @@ class Plan:
         return cls(checkpoint, sources, said.world_size, said.buffers, said.identity, seen, said.conditions, origin)
 
 
-# -- the text of a plan, and what it must say to be one ----------------------------------------------------------------
+# -- the text of a plan, and its checks ----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,7 @@ class _PlanText(Record):
 
 
 def _check_steps(placement: Placement, world_size: int, units: Steps) -> None:
-    """IntegrityError for ranks and steps that there are not."""
+    """IntegrityError for ranks and steps that do not exist."""
     target = placement.parts["target"]
     _check((target >= 0) & (target < world_size), "a rank beyond its world size")
     for steps in (placement.parts, placement.dropped):

@@ -21,7 +21,7 @@ def roles_of(schema: ShardSchema) -> Roles:
 
 
 def renumber(data: dict[str, Any], roles: Roles, env: int, place: int, name: str) -> None:
-    """Every value of an id field becomes the env row `env` (unless there is none: -1), or the trajectory's new id:
+    """Replace the values of id fields by the env row `env` (unless there is none: -1), or the trajectory's new id:
     `place` in fields of numbers, `name` in fields of text."""
     for path, role in roles.items():
         inner = lookup(data, path[:-1], {})
@@ -31,8 +31,8 @@ def renumber(data: dict[str, Any], roles: Roles, env: int, place: int, name: str
 
 
 def renumber_rows(batch: dict[str, Any], roles: Roles, env: Ints, place: Ints, names: Sequence[str]) -> None:
-    """Do the same to a batch of which item i is of the episode of env row env[i], place[i] and names[i]; where the
-    env row or the place is -1, the old id stays."""
+    """Renumber a batch: item i is of the episode of env row env[i], place[i] and names[i]. Where the env row or the
+    place is -1, the old id stays."""
     for path, role in roles.items():
         inner = lookup(batch, path[:-1], {})
         numbers, texts = (env, list(map(str, env.tolist()))) if role == "env_id" else (place, list(names))
@@ -41,7 +41,7 @@ def renumber_rows(batch: dict[str, Any], roles: Roles, env: Ints, place: Ints, n
 
 
 def renumber_places(array: np.ndarray[Any, Any], rows: Ints, numbers: Ints, path: Path) -> None:
-    """Rows rows[i] of an array of ids become numbers[i]."""
+    """Set rows rows[i] of an array of ids to numbers[i]."""
     if len(rows):
         _check_holds(array, int(numbers.max()), path)
         array[rows] = numbers.reshape(-1, *[1] * (array.ndim - 1))

@@ -1,4 +1,4 @@
-"""Shares: what one target rank gets, streamed in bounded memory, ids renumbered, columns and state with it."""
+"""Shares: the steps of one target rank, streamed in bounded memory, ids renumbered, with columns and state."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class ShareLayout:
 
 
 class ShareEpisode(Episode):
-    """An episode of a share. `read()` has env ids and episode ids renumbered where steps have moved; `lineage` has the
-    old ones."""
+    """An episode of a share. `read()` has env ids and episode ids renumbered if steps moved; `lineage` has the old
+    ones."""
 
     env: int
     place: int
@@ -62,9 +62,9 @@ class ShareEpisode(Episode):
 
 
 class ShareBuffer:
-    """The share that one target rank has of one buffer: its episodes in order, ids renumbered, columns with them.
+    """One target rank's share of one buffer: its episodes in order, ids renumbered, with their columns.
 
-    saved: without the fields that its steps were given after they were written.
+    saved: without derived columns.
     """
 
     def __init__(self, plan: Plan, rank: int, name: str, *, saved: bool = False) -> None:
@@ -110,7 +110,7 @@ class ShareBuffer:
 
     @cached_property
     def layout(self) -> ShareLayout:
-        """Env row, position and length of each episode, in order; which are open or headless."""
+        """Env row, position and length of each episode, in order; masks of open and headless ones."""
         parts = self._parts
         units = self._source.units.pick(parts.stream)
         opened: Any = units["open"] & (parts.hi == units.hi)
@@ -120,10 +120,10 @@ class ShareBuffer:
 
     @cached_property
     def moved(self) -> Mask:
-        """Episodes that get ids of the target when they are read: all but those where nothing moves.
+        """Mask of the episodes that get ids of the target when they are read: all, unless nothing moves.
 
-        Nothing moves now, but sessions whose steps an earlier resume dealt to other ranks or env rows have in the
-        archive the ids that they were first written with, and in the buffers those that they got then.
+        Even if nothing moves now, steps that an earlier resume dealt to other ranks or env rows have in the
+        archive the ids of their first writing, and in the buffers those that they got then.
         """
         if not self.plan.is_identity:
             return np.ones(len(self), bool)
@@ -136,7 +136,7 @@ class ShareBuffer:
 
     @cached_property
     def next_positions(self) -> dict[int, int]:
-        """Env row -> the position of the step that comes next there."""
+        """Env row -> the offset of the next step there."""
         if self.plan.is_identity:
             staged = self.checkpoint.staged(self.rank).index.buffers.get(self.name)
             return dict(staged.next_positions) if staged else {}
@@ -184,11 +184,11 @@ class ShareBuffer:
             }
             yield own
 
-    # -- what fields its steps have ------------------------------------------------------------------------------------
+    # -- fields ------------------------------------------------------------------------------------
 
     @cached_property
     def _shown(self) -> Shown:
-        """The schemas of its steps, with the fields that came later."""
+        """The schemas of its steps, with derived columns."""
         return self.episodes.reader.shown(self.episodes.step_spans())
 
     @cached_property
@@ -203,7 +203,7 @@ class ShareBuffer:
 
     @property
     def schema_numbers(self) -> Ints:
-        """A number for each episode: those of the same one have the same fields."""
+        """A number for each episode; episodes of one number have the same fields."""
         return self._kinds[0]
 
     @cached_property
@@ -213,10 +213,10 @@ class ShareBuffer:
         return [{path: role for code in key for path, role in roles[code].items()} for key in self._kinds[1]]
 
     def row_specs(self) -> dict[Path, FieldSpec] | None:
-        """The spec of each field, where all steps have the same ones, of numbers and of one row a step; None otherwise.
-        Fields that were added to some of the steps after they were written, and that others lack, are left out."""
+        """The spec of each field, if all steps have the same ones, of numbers and of one row a step; None otherwise.
+        Derived columns that some of the steps lack are left out."""
         view = self._shown
-        there = np.unique(view.code[view.spans.hi > view.spans.lo]).tolist()  # schemas that some step has
+        there = np.unique(view.code[view.spans.hi > view.spans.lo]).tolist()  # schemas of at least one step
         found = [{spec.path: replace(spec, next_of="") for spec in view.schemas[code].fields} for code in there]
         late = {path for code in there for path in view.late[code]}
         left_out = {path for path in late if not all(path in specs for specs in found)}
@@ -278,11 +278,11 @@ class ShareBuffer:
             "needed_bytes": episodes.nbytes,
         }
 
-    # -- what was saved beside the steps -------------------------------------------------------------------------------
+    # -- columns, attributes and state -------------------------------------------------------------------------------
 
     @cached_property
     def columns(self) -> Mapping[str, np.ndarray[Any, Any]]:
-        """Name -> one value a live step, in the share's order."""
+        """Name -> one value for each live step, in the share's order."""
         names, pieces = self.checkpoint.buffers[self.name]["columns"], self._pieces[1]
         return {name: self._source.column(name, pieces) for name in names}
 
@@ -298,7 +298,7 @@ class ShareBuffer:
 
     @property
     def state(self) -> Any:
-        """The state of the same rank, where nothing moves; else None: see `source_states`."""
+        """The state of the same rank, if nothing moves; else None: see `source_states`."""
         return self.checkpoint.state(self.rank, self.name) if self.plan.is_identity else None
 
     @property
@@ -309,7 +309,7 @@ class ShareBuffer:
     # -- resuming ------------------------------------------------------------------------------------------------------
 
     def buffer_resume(self) -> BufferResume:
-        """The state that a writer of this buffer goes on from; of a checkpoint that skipped the buffers, nothing."""
+        """The contents that a writer of this buffer goes on with; none for a checkpoint without buffers."""
         if not self.checkpoint.replay_saved:
             return BufferResume(live_steps(), [], [], {}, {})
         offsets, pieces = self._pieces
@@ -343,7 +343,7 @@ class ShareBuffer:
 
 
 class Share(ShareBuffer):
-    """The share of one target rank of a plan. By itself it is that of the main buffer."""
+    """The share of one target rank of a plan; by itself it is that of the main buffer."""
 
     def __init__(self, plan: Plan, rank: int, *, saved: bool = False) -> None:
         """saved: see `as_saved`."""
@@ -384,14 +384,14 @@ class Share(ShareBuffer):
         return self._buffers[name]
 
     def as_saved(self) -> Share:
-        """The same as the job had it: without the fields that its steps were given after they were written.
+        """The share as the job had it, without derived columns.
 
-        Adapters put this into live buffers, which go on with steps that have no such fields.
+        Adapters put this into live buffers, which go on with steps without such columns.
         """
         return Share(self.plan, self.rank, saved=True)
 
     def __bool__(self) -> bool:
-        """True, also where this rank gets no episode: it has a state, a progress and a place to go on from."""
+        """True, even if this rank gets no episode: it has a state, a progress and a place to go on from."""
         return True
 
     def cost(self) -> dict[str, int]:
@@ -400,7 +400,7 @@ class Share(ShareBuffer):
         return {key: sum(c[key] for c in costs) for key in ("requests", "bytes", "needed_bytes", "shard_bytes")}
 
     def to_resume(self, rank: int | None = None) -> Resume:
-        """The state that a writer goes on from: `arc.writer(resume=share)`."""
+        """The contents that a writer goes on with: `arc.writer(resume=share)`."""
         ck = self.checkpoint
         buffers = {name: self.buffer(name).buffer_resume() for name in self.buffers}
         taken = (self.plan.seen, ck.number, self.plan.origin or ck.origin, ck.name, None, ck.world_size, self._holders)
@@ -430,7 +430,7 @@ def _is_rows(spec: FieldSpec) -> bool:
 @contextmanager
 def _reading(buffer: ShareBuffer, *, whole: bool) -> Iterator[None]:
     """Time and count reading a buffer of a share, within the block, for logs and metrics. whole: all its fields, so
-    that it can be compared with the plan. What else goes over the same connection meanwhile counts, too."""
+    that the plan can be compared. Other reads over the same connection count, too."""
     ck, world_size = buffer.checkpoint, buffer.plan.world_size
     storage = ck.snapshot.storage
     before = storage.stats.snapshot()
@@ -446,7 +446,7 @@ def _reading(buffer: ShareBuffer, *, whole: bool) -> Iterator[None]:
         size(taken.bytes_in), taken.requests, done.seconds,
     )  # fmt: skip
     if whole:
-        with suppress(ArchiveError):  # what was asked for has been read: whatever else is not there is no matter here
+        with suppress(ArchiveError):  # the data has been read: missing objects do not matter here
             cost, store = ShareBuffer.cost(buffer), storage.root.protocol
             add("archive.resume.needed", cost["needed_bytes"], store=store)
             add("archive.resume.received", taken.bytes_in, store=store)

@@ -31,10 +31,10 @@ from archive.tables import among
 
 
 class SourceBuffer:
-    """The live steps of one buffer over all source ranks: pieces of segments, grouped into units.
+    """The live steps of one buffer over all source ranks: ranges of segments, grouped into units.
 
-    pieces: of rows of the segments table; rank, env: where from; at: where they stand in the rank's columns.  heads:
-    the first piece of each unit.  number: the episode of each in the index.
+    pieces: ranges of rows of the segments table; rank, env: their source; at: their place in the rank's columns.
+    heads: the first range of each unit.  number: the episode of each in the index.
     """
 
     def __init__(self, checkpoint: Checkpoint, name: str) -> None:
@@ -57,7 +57,7 @@ class SourceBuffer:
 
     @property
     def spans(self) -> Spans:
-        """The steps of each unit, as those of an episode."""
+        """The steps of each unit, in the form of an episode's."""
         return Spans(self.offsets, self.pieces.stream, self.pieces.lo, self.pieces.hi)
 
     @property
@@ -67,7 +67,7 @@ class SourceBuffer:
 
     @property
     def first(self) -> Ints:
-        """The first piece of each unit that has steps; of one without any, its first."""
+        """The first range of each unit that has steps; of a unit without steps, its first."""
         if not len(self.heads):
             return self.heads
         none = len(self.pieces)
@@ -76,11 +76,11 @@ class SourceBuffer:
 
     @property
     def position(self) -> Ints:
-        """The position of the first step of each unit; of one without steps, that at which itself stands."""
+        """The offset of the first step of each unit; of a unit without steps, its own place."""
         return self.pieces["position"][self.first]
 
     def cut(self, parts: Steps) -> tuple[Ints, Steps]:
-        """The pieces of segments behind parts of units, and where those of each part begin."""
+        """The ranges of segments behind ranges of units, and the start of each."""
         first = self.offsets[parts.stream]
         counts = self.offsets[parts.stream + 1] - first
         index, owner = spans(first, counts), np.repeat(np.arange(len(parts)), counts)
@@ -94,7 +94,7 @@ class SourceBuffer:
         return offsets_of(np.bincount(owner[kept], minlength=len(parts))), cut
 
     def column(self, name: str, pieces: Steps) -> np.ndarray[Any, Any]:
-        """The values of a column at pieces of these, in their order, fetched once for each source rank."""
+        """The values of a column at some of these ranges, in their order, fetched once for each source rank."""
         ck = self.checkpoint
         steps, begins = pieces.length, offsets_of(pieces.length)
         parts: list[tuple[Ints, np.ndarray[Any, Any]]] = []  # where values stand among all, values
@@ -125,7 +125,7 @@ class SourceBuffer:
 
     @cached_property
     def units(self) -> Steps:
-        """The units, but for their weights, as `placement` has them."""
+        """The units in the form of `placement`, without their weights."""
         first, number = self.first, self.number
         index = self.checkpoint.index
         columns = ["episode_start", "commit", "position", "first", "last"]
@@ -163,13 +163,13 @@ class SourceBuffer:
 
     @property
     def _staged(self) -> dict[int, Any]:
-        """Source rank -> what it said of this buffer."""
+        """Source rank -> its staged index of this buffer."""
         found = {rank: self.checkpoint.staged(rank).index.buffers.get(self.name) for rank in self.checkpoint.ranks}
         return {rank: one for rank, one in found.items() if one is not None}
 
     @property
     def gapless(self) -> bool:
-        """True if the steps of each env row follow each other up to where its next one goes, as a ring's do."""
+        """True if the steps of each env row follow each other up to its next offset, as a ring's do."""
         rank, env, position = self.pieces["rank"], self.pieces["env"], self.pieces["position"]
         after = position + np.maximum(self.pieces.length, 1)
         tails = run_tails(rank, env)
@@ -187,7 +187,7 @@ class SourceBuffer:
         return bool(schemas) and all(one.unit == "step" for one in schemas)
 
     def passing(self, conditions: Any) -> Mask:
-        """A mask of the units that meet conditions as `Episodes.filter` takes them, or what its `where` takes."""
+        """Mask of the units that meet conditions, as for `Episodes.filter`, or for its `where`."""
         out = np.ones(len(self.heads), bool)
         if conditions is not None:
             given = conditions if isinstance(conditions, Mapping) else {"where": conditions}

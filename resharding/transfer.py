@@ -2,7 +2,7 @@
 another, by reference or as copies.
 
 Ids are never renumbered. Everything is written before one commit makes it visible, so a run that fails leaves the
-target as it was; run again, it finds the copies that are there and goes on.
+target as it was; the next run finds the existing copies and goes on.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def merge(urls: Sequence[Any], to: Any, **how: Unpack[How]) -> Archive:
     copy=False (default) refers to the sources' shards (they are pinned there; the target must be opened with
     `allow_bases`); copy=True copies them: a store that has both archives does so by itself, and compares sizes and
     ETags; with verify=True, and elsewhere, every byte is read and compared with its checksum.  Merging again adds
-    what is new: labels and added fields that follow, in the source, what is known of the same here, so they count
+    new rows: labels and derived columns that are newer, in the source, than the known ones here, and so apply
     from then on.
     progress: called with (shards there, shards) of each source.  storage_options, allow_bases: of all these archives,
     single_writer: of the target, as `archive.open` has them.
@@ -88,7 +88,7 @@ def split(url: Any, to: Any, count: int, **how: Unpack[How]) -> Archive:
 
 
 def filter(url: Any, to: Any, **options: Any) -> Archive:
-    """Make the episodes that meet the conditions (as `Episodes.filter` takes them) visible in another archive;
+    """Make the episodes that meet the conditions (as for `Episodes.filter`) visible in another archive;
     otherwise as merge, with its options."""
     how: Any = {name: options.pop(name) for name in How.__annotations__ if name in options}
     target = _Recipient(to, **how)
@@ -100,7 +100,7 @@ def reshard(source: Archive, plan: Plan, to: Any, **how: Unpack[How]) -> Checkpo
     """Save the plan's shares as a checkpoint of its world size in another archive, which is made if it is not there.
 
     Episodes, columns, attributes and progress are carried over. State can't be divided: where the plan moves anything,
-    each rank has that of all source ranks, as {"source_states": {rank: state}}.  how: the options of `merge`.
+    each rank gets the states of all source ranks, as {"source_states": {rank: state}}.  how: the options of `merge`.
     """
     checkpoint = plan.checkpoint
     if not checkpoint.replay_saved:
@@ -142,7 +142,7 @@ def _of_episodes(source: Archive, chosen: Ints) -> Outgoing:
 
 @dataclass(frozen=True)
 class _Recipient:
-    """Another archive, which need not be there yet, and how episodes get to it; see `merge`."""
+    """Another archive, which need not exist yet, and the options of the transfer; see `merge`."""
 
     to: Any
     copy: bool = False
@@ -153,13 +153,13 @@ class _Recipient:
     progress: Callable[[int, int], None] | None = None
 
     def source(self, url: Any) -> Archive:
-        """An archive that episodes come from; as it is if it is open."""
+        """An archive that episodes come from; the same object if it is open."""
         if isinstance(url, Archive):
             return url
         return open_archive(url, storage_options=self.storage_options, allow_bases=self.allow_bases)
 
     def present(self) -> Archive | None:
-        """The archive as it is now; None if it is not there."""
+        """The archive as it is now; None if it does not exist."""
         try:
             return self.opened(create=False)
         except NotFoundError:
@@ -183,7 +183,7 @@ class _Recipient:
 
 
 def _transfer(selections: Sequence[Outgoing], target: _Recipient) -> Archive:
-    """Make rows of some archives visible in another, which is made if it is not there; that archive as it is then."""
+    """Make rows of some archives visible in another, which is made if it does not exist; that archive afterwards."""
     present = target.present()
     _check_places(selections, target, present)
     there = present.snapshot if present else None
@@ -226,7 +226,7 @@ def _transfer(selections: Sequence[Outgoing], target: _Recipient) -> Archive:
 
 
 def _check_places(selections: Sequence[Outgoing], target: _Recipient, present: Archive | None) -> None:
-    """Refuse what cannot work, before anything is written."""
+    """Refuse impossible transfers before anything is written."""
     where = present.url if present else Storage.connect(target.to, target.storage_options).url
     for source in (s.archive for s in selections):
         if present and source.id == present.id:
@@ -238,7 +238,7 @@ def _check_places(selections: Sequence[Outgoing], target: _Recipient, present: A
 
 
 def _fresh(selections: Sequence[Outgoing], present: Snapshot | None, where: str) -> list[Outgoing]:
-    """The selections without the rows that the target, or a source before, has already."""
+    """The selections without the rows that the target, or an earlier source, has already."""
     import pyarrow as pa
 
     known = present.columns(NAMED) if present else tables.schema("segments").empty_table().select(NAMED)
@@ -250,7 +250,7 @@ def _fresh(selections: Sequence[Outgoing], present: Snapshot | None, where: str)
 
 
 def _branches(selections: Sequence[Outgoing], present: Snapshot | None) -> Branches:
-    """The origins of sessions, as far as it tells how the episodes that are transferred stand, and is not there."""
+    """The origins of sessions that decide the state of the transferred episodes, and are not there yet."""
     known = present.branches if present else Branches({}, {})
     origins: dict[str, Origin] = {}
     runs: dict[str, str] = {}
@@ -263,7 +263,7 @@ def _branches(selections: Sequence[Outgoing], present: Snapshot | None) -> Branc
 
 
 def _beside(kind: str, selections: Sequence[Outgoing], present: Snapshot | None) -> list[pa.Table]:
-    """The rows of a table that are of each selection, as far as they came after what is known there."""
+    """The rows of a table that follow each selection, if they are newer than the known ones there."""
     out = [getattr(present.later, kind) if present else tables.schema(kind).empty_table()]
     for selection in selections:
         out.append(selection.beside(kind, tables.concat(kind, out)))
@@ -271,7 +271,7 @@ def _beside(kind: str, selections: Sequence[Outgoing], present: Snapshot | None)
 
 
 def _claim_sessions(archive: Archive, selections: Sequence[Outgoing]) -> None:
-    """Take the names of the sessions that come along, so that no later writer numbers its rows like theirs."""
+    """Claim the names of the sessions that come along, so that no later writer numbers its rows like theirs."""
 
     runs = {session: run for s in selections for session, run in run_of_session(s.archive.snapshot).items()}
 

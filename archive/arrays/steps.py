@@ -1,4 +1,4 @@
-"""Pure, no I/O: stretches of steps, many at a time: where those of two tables meet, and what is left of them; and
+"""Pure, no I/O: ranges of steps, many at a time: intersections of two tables, and differences; and
 numbers for the keys of rows, where a key is one entry or several together."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MOST = 2**62
 
 
 class Meeting(NamedTuple):
-    """Steps that rows of two tables have in common: row left[i] of one and right[i] of the other have the steps [lo[i],
+    """The intersection of rows of two tables: row left[i] of one and right[i] of the other share the steps [lo[i],
     hi[i])."""
 
     left: Ints
@@ -30,7 +30,7 @@ class Meeting(NamedTuple):
 class Steps:
     """An immutable table: row i is steps [lo[i], hi[i]) of stream[i], and has an entry in each column.
 
-    follows: columns that count steps, too: what is cut off in front of a row is added to its entry there.
+    follows: columns that count steps, too: the number of steps cut off in front of a row is added to its entry there.
     """
 
     __slots__ = ("columns", "follows", "hi", "lo", "stream")
@@ -56,11 +56,11 @@ class Steps:
 
     @property
     def placed(self) -> Steps:
-        """The same, but that a row without steps has the one place at which it stands: so no other stands there."""
+        """A copy in which a row without steps covers the one place at which it is, so that no other is there."""
         return Steps(self.stream, self.lo, np.maximum(self.hi, self.lo + 1), follows=self.follows, **self.columns)
 
     def beside(self, *, follows: Sequence[str] = (), **columns: Ints) -> Steps:
-        """The same with further columns."""
+        """A copy with further columns."""
         follows, columns = (*self.follows, *follows), self.columns | columns
         return Steps(self.stream, self.lo, self.hi, follows=follows, **columns)
 
@@ -107,7 +107,7 @@ class Steps:
         return found if meets.all() else Meeting(*(column[meets] for column in found))
 
     def union(self) -> Steps:
-        """The steps that any row has, each once: in order, those that touch as one row."""
+        """The steps of all rows, each once: in order, adjacent ones as one row."""
         kept = self.pick(np.flatnonzero(self.hi > self.lo))
         ((start, stop),) = _on_one_line(kept)
         order = np.argsort(start, kind="stable")
@@ -117,7 +117,7 @@ class Steps:
         return Steps(kept.stream[order][heads], kept.lo[order][heads], hi)
 
     def minus(self, gone: Steps) -> Steps:
-        """The rest of each row, in order. A row without steps goes where its place does."""
+        """The rest of each row, in order. A row without steps is removed if its place is."""
         away = gone.union()
         if not len(away):
             return self
@@ -131,7 +131,7 @@ class Steps:
         return self.cut(rows, lo, np.where(self.hi[rows] > self.lo[rows], hi, lo))
 
     def topmost(self) -> Steps:
-        """The steps over which no later row lies, in order of streams and their steps."""
+        """The steps that no later row covers, in order of streams and their steps."""
         ((start, stop),) = _on_one_line(self)
         order = np.argsort(start, kind="stable")
         if (stop[order][:-1] <= start[order][1:]).all():
@@ -146,7 +146,7 @@ class Steps:
         return self.cut(top[heads][pieces], step[pieces], step[pieces + 1])
 
     def merged(self) -> Steps:
-        """The same, neighbours that go on from each other as one row: they have the same in all columns."""
+        """A copy in which adjacent rows that continue each other, with equal columns, are one row."""
         same = [values for name, values in self.columns.items() if name not in self.follows]
         shifts = [self.columns[name] - self.lo for name in self.follows]
         heads = run_starts(self.stream, np.cumsum(np.append(False, self.lo[1:] != self.hi[:-1])), *same, *shifts)
@@ -156,9 +156,9 @@ class Steps:
 
 
 def _on_one_line(*some: Steps) -> list[tuple[Ints, Ints]]:
-    """The beginnings and ends of the rows of tables on one line, on which no two streams meet.
+    """The starts and ends of the rows of tables on one line, on which streams do not overlap.
 
-    Where the numbers are too large for that, their places among all of them stand for them.
+    Numbers too large for that are replaced by their ranks.
     """
     streams, edges = [one.stream for one in some], [edge for one in some for edge in (one.lo, one.hi)]
     first, count = _range(streams)
@@ -171,14 +171,14 @@ def _on_one_line(*some: Steps) -> list[tuple[Ints, Ints]]:
 
 
 def _range(many: Sequence[Ints]) -> tuple[int, int]:
-    """The least of numbers, and how many there are from it to the greatest."""
+    """The least of the numbers, and the width of their range."""
     some = [numbers for numbers in many if len(numbers)]
     least = min((int(numbers.min()) for numbers in some), default=0)
     return least, max((int(numbers.max()) for numbers in some), default=0) - least + 1
 
 
 def _ranked(many: Sequence[Ints]) -> list[Ints]:
-    """The place of each number among all, each counted once."""
+    """The rank of each number among all distinct ones."""
     code = np.unique(np.concatenate(many), return_inverse=True)[1].reshape(-1)
     return np.split(code, np.cumsum([len(numbers) for numbers in many])[:-1])
 
@@ -187,7 +187,7 @@ def _ranked(many: Sequence[Ints]) -> list[Ints]:
 
 
 def codes(*columns: Any) -> Ints:
-    """A number for each row, the same where all columns have the same; in the order of the keys, without gaps."""
+    """A number for each row, equal where all columns are equal; in the order of the keys, without gaps."""
     out, count = _dense(np.asarray(columns[0]))
     for column in columns[1:]:
         code, width = _dense(np.asarray(column))
@@ -198,7 +198,7 @@ def codes(*columns: Any) -> Ints:
 
 
 def _dense(values: Any) -> tuple[Ints, int]:
-    """The place of each among the distinct values, and how many these are."""
+    """The rank of each value among the distinct ones, and the number of these."""
     if len(values) and values.dtype.kind in "iu":
         least = int(values.min())
         width = int(values.max()) - least + 1
@@ -213,14 +213,14 @@ def _dense(values: Any) -> tuple[Ints, int]:
 
 
 def row_codes(*tables: pa.Table) -> list[Ints]:
-    """A number for each row of each table, the same where all columns have the same, whatever they are called."""
+    """A number for each row of each table, equal where all columns are equal, whatever their names."""
     numbered = codes(*(_numbers(columns) for columns in zip(*(table.columns for table in tables), strict=True)))
     ends = np.cumsum([table.num_rows for table in tables])
     return np.split(numbered, ends[:-1])
 
 
 def _numbers(columns: Sequence[pa.ChunkedArray]) -> Ints:
-    """A number for each entry of columns, end to end, the same where they have the same."""
+    """A number for each entry of columns, end to end, equal where the entries are."""
     import pyarrow as pa
 
     if pa.types.is_integer(columns[0].type):
@@ -232,7 +232,7 @@ def _numbers(columns: Sequence[pa.ChunkedArray]) -> Ints:
 
 
 def places(wanted: Ints, among: Ints) -> Ints:
-    """The place of each number among others, the first if they have it more than once; -1 where they have it not."""
+    """The place of each number among others, the first one if there are several; -1 if it is not there."""
     both = codes(np.concatenate([among, wanted]))
     first = np.full(int(both.max(initial=-1)) + 1, -1, np.int64)
     first[both[: len(among)][::-1]] = np.arange(len(among))[::-1]

@@ -1,4 +1,4 @@
-"""What every room may use: names, keys and errors. Plain values come in; checked ones, or the library's errors, go out.
+"""Names, keys and errors for every room. Plain values come in; checked ones, or errors, go out.
 
 Being imported, it imports the standard library only, so that `import archive` is quick."""
 
@@ -23,9 +23,9 @@ from archive.base.errors import (
     DeadlineError,
     DuplicateEpisodeError,
     EmptyBufferError,
+    ExpiredError,
     FieldError,
     IntegrityError,
-    LetGoError,
     MissingObjectError,
     MissingPackageError,
     NotDurableError,
@@ -104,11 +104,11 @@ __all__ = [
     "DeadlineError",
     "DuplicateEpisodeError",
     "EmptyBufferError",
+    "ExpiredError",
     "FieldError",
     "Form",
     "Gate",
     "IntegrityError",
-    "LetGoError",
     "Losses",
     "MisshapenError",
     "MissingObjectError",

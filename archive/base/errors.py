@@ -9,12 +9,12 @@ ArchiveError
 │   ├── CapacityError                     more steps or episodes than there is room for
 │   │   └── EmptyBufferError (RuntimeError) a buffer has nothing to sample
 │   ├── ClosedError                       the writer was closed
-│   ├── ReadOnlyError (TypeError)         a value that says what is archived was to be changed
-│   └── MissingPackageError (ImportError) an optional package is not installed; the message says which
+│   ├── ReadOnlyError (TypeError)         a value of the archive is read-only
+│   └── MissingPackageError (ImportError) an optional package is not installed; the message names it
 ├── NotFoundError (LookupError)           no archive, commit, checkpoint or episode of that name
-│   └── NothingThereError (FileNotFoundError) no archive at that URL, or nothing in it that could be loaded
+│   └── NothingThereError (FileNotFoundError) no archive at that URL, or nothing to load in it
 ├── AlreadyExistsError (FileExistsError)  an object or archive is already there
-├── StorageError (OSError)                the store did not do it; the cause is chained
+├── StorageError (OSError)                the store failed; the cause is chained
 │   ├── MissingObjectError (FileNotFoundError)
 │   ├── AccessDeniedError (PermissionError)
 │   ├── StorageFullError
@@ -28,14 +28,14 @@ ArchiveError
 │   ├── CorruptStateError
 │   └── UnsafePathError                   a name from the bucket leads outside the archive
 ├── UpgradeError                          written by a newer format: upgrade the library
-├── ConflictError                         somebody else writes here too
+├── ConflictError                         another process writes here, too
 │   ├── SupersededError                   a newer session of this run has started
 │   ├── SessionInUseError                 this rank of this session already has a writer
-│   ├── LetGoError                        what was to be committed was forgotten or pruned meanwhile
+│   ├── ExpiredError                      another process forgot or pruned what this call needs
 │   ├── NotExclusiveError                 the store has no create-only put
-│   └── CommitUnknownError                no answer whether the commit was made
-├── NotDurableError (TimeoutError)        what was added is not in the journal by the deadline
-└── CheckpointError                       a checkpoint is not what the caller needs
+│   └── CommitUnknownError                the store gave no answer, so the commit may be made or not
+├── NotDurableError (TimeoutError)        additions are not in the journal by the deadline
+└── CheckpointError                       a checkpoint does not fit the call
     ├── RanksMissingError (TimeoutError)  some ranks have not staged by the deadline
     └── PartialCheckpointError            saved without all ranks; needs allow_missing=True
 
@@ -51,7 +51,7 @@ from archive.base.plaintext import visible as _visible
 
 
 class ArchiveError(Exception):
-    """Root of all errors of this library. What it says acts on no terminal, whatever names it holds."""
+    """Root of all errors of this library. Its text acts on no terminal, whatever names it holds."""
 
     def __str__(self) -> str:
         return _visible(super().__str__())
@@ -90,7 +90,7 @@ class ClosedError(UsageError):
 
 
 class ReadOnlyError(UsageError, TypeError):
-    """A value that says what is archived cannot be changed: the change would be lost."""
+    """A value of the archive is read-only: a change of it would be lost."""
 
 
 class MissingPackageError(UsageError, ImportError):
@@ -113,7 +113,7 @@ class NotFoundError(ArchiveError, LookupError):
 
 
 class NothingThereError(NotFoundError, FileNotFoundError):
-    """No archive at that URL, or nothing in it that could be loaded."""
+    """No archive at that URL, or nothing to load in it."""
 
 
 class AlreadyExistsError(ArchiveError, FileExistsError):
@@ -121,7 +121,7 @@ class AlreadyExistsError(ArchiveError, FileExistsError):
 
 
 class StorageError(ArchiveError, OSError):
-    """The store did not do what was asked; the cause is chained."""
+    """The store failed; the cause is chained."""
 
 
 class MissingObjectError(StorageError, FileNotFoundError):
@@ -177,7 +177,7 @@ class UpgradeError(ArchiveError):
 
 
 class ConflictError(ArchiveError):
-    """Somebody else writes here too."""
+    """Another process writes here, too."""
 
 
 class SupersededError(ConflictError):
@@ -188,8 +188,8 @@ class SessionInUseError(ConflictError):
     """This rank of this session already has, or had, a writer."""
 
 
-class LetGoError(ConflictError):
-    """Something that was to be committed, or gone on from, was forgotten or pruned meanwhile."""
+class ExpiredError(ConflictError):
+    """Another process deleted (forgot or pruned) what this call needs."""
 
 
 class NotExclusiveError(ConflictError):
@@ -197,15 +197,15 @@ class NotExclusiveError(ConflictError):
 
 
 class CommitUnknownError(ConflictError):
-    """No answer whether the commit was made; the same call may be repeated."""
+    """The store gave no answer, so the commit may be made or not; the same call may be repeated."""
 
 
 class NotDurableError(ArchiveError, TimeoutError):
-    """An addition is not durable by the deadline; it is kept, and will be."""
+    """Additions are not durable by the deadline; they are kept, and will be."""
 
 
 class CheckpointError(ArchiveError):
-    """A checkpoint is not what the caller needs."""
+    """A checkpoint does not fit the call."""
 
 
 class RanksMissingError(CheckpointError, TimeoutError):

@@ -1,4 +1,4 @@
-"""Checkpoints: what each rank cut comes in; one commit for all ranks goes out, and what a rank resumes from."""
+"""Checkpoints. Snapshots of the ranks come in; one commit for all ranks goes out, and the start of a resumed rank."""
 
 from __future__ import annotations
 

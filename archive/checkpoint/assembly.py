@@ -1,7 +1,7 @@
-"""Joining what the ranks staged into one commit: all of them or nothing. Any rank may do it; it is done once.
+"""Assembly of the ranks' staged parts into one commit: all of them or nothing. Any rank may do it; it is done once.
 
 Rank 0 looks at once and often; the others first look whether it has been committed, and step in after a pause in
-proportion to their rank. Whether all have staged is asked by name, never by a listing. No rank is declared missing by
+proportion to their rank. Staged parts are asked for by name, never by a listing. No rank is declared missing by
 a clock: the wait ends with an error that names those that have not staged, and may be taken up again.
 """
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Joint:
-    """One checkpoint to be committed: by whom it is staged, under which name."""
+    """One checkpoint to be committed: its ranks and its name."""
 
     place: Place
     name: str
@@ -61,7 +61,7 @@ def change_of(
     joint: Joint, parts: Sequence[Part], requires: Sequence[Requirement], *, partial: bool = False,
     recovered: Recovered | None = None,
 ) -> Change:  # fmt: skip
-    """A checkpoint of what these ranks staged, or what was staged on their behalf."""
+    """The change that commits a checkpoint of what these ranks staged, or what was staged on their behalf."""
     place = joint.place
 
     def adds(parent: Commit, attempt: Attempt) -> Addition:
@@ -79,7 +79,7 @@ def change_of(
 
 
 def fresh_rows(parent: Commit, place: Place, rows: Mapping[int, RankRows]) -> tuple[RankRows, dict[int, int]]:
-    """Rows not committed before, by each rank's sequence, and up to where each rank is committed with them."""
+    """Rows above each rank's committed sequence, and the new sequences."""
     sequences = dict(parent.runs[place.run].sequences)
     fresh = []
     for rank, given in rows.items():
@@ -104,7 +104,7 @@ def _fresh(rows: RankRows, done: int) -> RankRows:
 def _record(
     joint: Joint, parts: Sequence[Part], parent: Commit, sequences: Mapping[int, int], *, partial: bool
 ) -> CheckpointRecord:
-    """The words of the commit about the checkpoint itself; the rest is in the staged objects."""
+    """The record of the checkpoint in its commit; the rest is in the staged objects."""
     indexes = [part.index for part in parts]
     world_size, latest = joint.place.world_size, parent.runs[joint.place.run].latest
     last_whole = None if latest is None else latest.commit
@@ -128,7 +128,7 @@ def _record(
         lineage=indexes[0].lineage,
         replay_saved=all(index.replay_saved for index in indexes),
         sequences={**dict.fromkeys(missing, 0), **sequences, **staged},  # each rank of its world
-        borrowed=tuple(sorted(borrowed - own)),  # objects of earlier checkpoints that columns and attributes lie in
+        borrowed=tuple(sorted(borrowed - own)),  # objects of earlier checkpoints
     )
 
 
@@ -144,7 +144,7 @@ def _totals(indexes: Sequence[PartIndex]) -> dict[str, BufferTotals]:
 
 
 def _discarded(indexes: Sequence[PartIndex]) -> dict[str, Discarded]:
-    """The counts of what the ranks left out, by reason."""
+    """The counts of episodes and steps that the ranks left out, by reason."""
     out: dict[str, Discarded] = {}
     for index in indexes:
         for buffer in index.buffers.values():
@@ -177,7 +177,7 @@ def _run_entry(
     mark = made.mark(place.session, parent.number + 1)
     if not made.replay_saved:
         return replace(entry, latest=mark)
-    journal = entry.journal  # up to where each rank's is in the newest checkpoint
+    journal = entry.journal  # each rank's objects below this number are in the newest checkpoint
     if journal is not None:
         indexes = [part.index for part in parts]
         journal = {**journal, **{one.rank: one.journal for one in indexes if one.journal is not None}}
@@ -187,8 +187,8 @@ def _run_entry(
 FIRST_POLL_S = 0.02
 MAX_POLL_S = 1.0
 MAX_CONCURRENT = 16
-PARTIAL_STEP_IN_S, MAX_PARTIAL_STEPS = 0.5, 6  # the same where the process ends, and there is little time
-STEP_IN_S = 1.0  # what each higher rank waits longer before it completes a checkpoint itself
+PARTIAL_STEP_IN_S, MAX_PARTIAL_STEPS = 0.5, 6  # the same when the process ends, and time is short
+STEP_IN_S = 1.0  # the extra wait of each higher rank before it completes a checkpoint itself
 
 
 def join(
@@ -199,8 +199,8 @@ def join(
 
     staged: the parts that are known, this rank's own for one; others that are found are added.
 
-    `ending(grace_s)` says that the process ends, and that its time for waiting was over so long ago: what is there by
-    then is committed as partial.  `absent` is called, after seconds and then now and then,
+    `ending(grace_s)` is true if the process ends, and its time for waiting was over this long ago: the staged parts
+    are then committed as partial.  `absent` is called, after seconds and then now and then,
     with the ranks that have not staged.
     """
     wait = Wait(timeout_s, FIRST_POLL_S, MAX_POLL_S)
@@ -222,8 +222,8 @@ def join(
 
 
 def commit_present(log: CommitLog, joint: Joint, staged: dict[int, Part]) -> Commit:
-    """Commit with the ranks that have staged by now, as partial if that is not all; another rank's such commit serves
-    as well, if this rank is in it."""
+    """Commit with the ranks that have staged by now, as partial if some are missing; a partial commit of another rank
+    serves as well, if this rank is in it."""
     whole = all_staged(log.storage, joint, staged, look_at_all=True)
     if not whole:
         log.catch_up()
@@ -251,9 +251,9 @@ def _committed(log: CommitLog, joint: Joint) -> Commit | None:
 
 
 def all_staged(storage: Storage, joint: Joint, staged: dict[int, Part], *, look_at_all: bool = False) -> bool:
-    """Look for those that are not in `staged` yet; whether all ranks are now.
+    """Look for parts that are not in `staged` yet; True if all ranks are there now.
 
-    The first that is absent ends the look, unless all are to be looked at: so waiting costs a request a look.
+    The first missing part ends the look, unless all are to be looked at: so waiting costs one request for each look.
     """
 
     def look(rank: int) -> None:
@@ -294,7 +294,7 @@ def commit(log: CommitLog, joint: Joint, staged: Mapping[int, Part], *, partial:
 def commit_recovered(
     log: CommitLog, joint: Joint, parts: Sequence[Part], recovered: Recovered, check: Callable[[Commit], None]
 ) -> Commit:
-    """Commit, once, a checkpoint that was made of tails of journals on behalf of these ranks. `check(parent)` raises if
+    """Commit, once, a checkpoint that was made of journals' tails on behalf of these ranks. `check(parent)` raises if
     it no longer holds."""
     taken = sorted((rank, tail.next) for rank, tail in recovered.tails.items())
     about = hashlib.sha256(json.dumps([recovered.base, taken]).encode()).hexdigest()[:16]
@@ -303,7 +303,7 @@ def commit_recovered(
 
 
 def _check_agree(joint: Joint, parts: Sequence[Part]) -> None:
-    """Refuse parts of ranks that do not mean the same checkpoint."""
+    """Refuse parts of ranks that describe different checkpoints."""
     for key in ("step", "world_size", "run", "replay_saved"):
         values = {f.index.rank: getattr(f.index, key) for f in parts}
         if len(set(values.values())) > 1:

@@ -1,5 +1,5 @@
-"""The checkpoints of an archive or of one of its runs: by place, by name, the newest, those that a policy keeps; and
-its runs, several of them side by side."""
+"""The checkpoints of an archive or of one of its runs: by place, by name, the newest, those that a policy retains; and
+its runs, also several side by side."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_NAMED = 10  # runs that a message names
-_PLACE = ["commit", "manifest"]  # what finds a checkpoint
+_PLACE = ["commit", "manifest"]  # the columns that find a checkpoint
 
 
 class Latest(Checkpoint):
-    """The newest whole checkpoint, as `arc.checkpoints.latest` gives it: alone it can be called,
+    """The newest whole checkpoint, as `arc.checkpoints.latest` gives it. It alone can be called,
     for one with its buffers."""
 
     def __init__(self, found: Checkpoint, among: Checkpoints) -> None:
-        """among: those of its run."""
+        """among: the checkpoints of its run."""
         super().__init__(found._storage, found.commit, found.served_by, found.later)
         self._among = among
 
@@ -47,7 +47,7 @@ class Checkpoints:
     """The checkpoints of an archive, oldest first."""
 
     def __init__(self, storage: Storage, head: Commit, run: str | None = None, later: Later | None = None) -> None:
-        """later: what was said since of the episodes that are live in them; None: as of `head`."""
+        """later: labels and derived columns of the live episodes; None: as of `head`."""
         self._storage = storage
         self._head = head
         self._run = run
@@ -55,7 +55,7 @@ class Checkpoints:
 
     @cached_property
     def table(self) -> pa.Table:
-        """One row a checkpoint: commit, run, session, name, step, world_size, whole, replay_saved,
+        """One row for each checkpoint: commit, run, session, name, step, world_size, whole, replay_saved,
         metrics, created_at."""
         import pyarrow.compute as pc
 
@@ -87,7 +87,7 @@ class Checkpoints:
         return None if mark is None else self.at_commit(mark.commit, mark.manifest)
 
     def at_commit(self, number: int, manifest: int | None = None) -> Checkpoint:
-        """The one of a commit. manifest: number of the commit with whose tables its steps are found; None: its own."""
+        """The checkpoint of a commit. manifest: number of the commit whose tables serve its steps; None: its own."""
         served_by = None if manifest is None else self._commit(manifest)
         return Checkpoint(self._storage, self._commit(number), served_by, self._later)
 
@@ -100,7 +100,7 @@ class Checkpoints:
             raise NotFoundError(f"commit {number}, which a checkpoint needs, is gone from {self._storage.url}") from e
 
     def _ambiguous(self, what: str, runs: Mapping[str, str]) -> UsageError:
-        """Several runs share an archive, and none of them is meant more than the others."""
+        """The error for several runs in an archive, without one that is meant more than the others."""
         some = [f"run {name!r} has {newest}" for name, newest in list(runs.items())[-MAX_NAMED:]]
         more = len(runs) - len(some)
         return UsageError(
@@ -109,9 +109,10 @@ class Checkpoints:
         )
 
     def kept(self) -> list[Checkpoint]:
-        """Those that each run's retention policy keeps (`arc.writer(keep=...)`), oldest first; all, if it has none.
+        """The checkpoints that each run's retention policy keeps (`arc.writer(keep=...)`), oldest first; all
+        without.
 
-        Of a partial one nothing is kept once there is a newer whole one of its run.
+        A partial one is not kept once there is a newer whole one of its run.
         """
         rows = self.table.select([*_PLACE, "run", "step", "whole", "metrics"]).to_pylist()
         chosen: list[int] = []
@@ -126,7 +127,7 @@ class Checkpoints:
         return [self._at(row) for row in rows if row["commit"] in chosen]
 
     def _at(self, row: Mapping[str, Any]) -> Checkpoint:
-        """The one of a row of the table."""
+        """The checkpoint of a row of the table."""
         return self.at_commit(row["commit"], row["manifest"])
 
     def __len__(self) -> int:
@@ -136,7 +137,7 @@ class Checkpoints:
         return map(self._at, self.table.select(_PLACE).to_pylist())
 
     def __getitem__(self, key: str | int) -> Checkpoint:
-        """By name (the newest whole one of that name, else the newest partial one; of one run,
+        """The checkpoint by name (the newest whole one, else the newest partial one; of one run,
         see `latest`) or by place."""
         rows = self.table.select([*_PLACE, "name", "whole", "run"]).to_pylist()
         if isinstance(key, int):
@@ -159,7 +160,7 @@ class Checkpoints:
 
 
 class Run:
-    """A line of checkpoints, and the episodes that its sessions wrote. As of the commit that the archive shows."""
+    """A line of checkpoints, and the episodes that its sessions wrote, as of the commit that the archive shows."""
 
     def __init__(self, name: str, checkpoints: Checkpoints, archived: Episodes) -> None:
         """archived: the episodes of the archive; those that it went on with are among them."""
@@ -170,7 +171,7 @@ class Run:
 
     @property
     def sessions(self) -> list[str]:
-        """The starts of its job that are known by name (the newest hundred and one), newest last."""
+        """The session ids of its starts (the newest hundred and one), newest last."""
         return [] if self._entry is None else list(self._entry.sessions)
 
     @property
@@ -193,12 +194,12 @@ class Run:
 
     @cached_property
     def episodes(self) -> Episodes:
-        """The episodes of which it wrote the newest steps. Reads no data."""
+        """The episodes whose newest steps it wrote. Reads no data."""
         return self.archived.filter(run=self.name)
 
     @property
     def commits(self) -> list[int]:
-        """The numbers of the commits that brought its episodes and checkpoints, oldest first."""
+        """The numbers of the commits that added its episodes and checkpoints, oldest first."""
         mine = {*self.episodes.table["commit"].to_pylist(), *self.checkpoints.table["commit"].to_pylist()}
         return sorted(n for n in mine if n is not None)
 
@@ -214,7 +215,7 @@ class Run:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What is known of it, for people and as JSON. Reads no checkpoint and no data."""
+        """The facts about it, for people and as JSON. Reads no checkpoint and no data."""
         newest, origin, found = self._latest, self.forked_from, self.episodes.table
         return {
             "run": self.name, "newest_checkpoint": newest and newest.name, "step": newest and newest.step,
@@ -237,7 +238,7 @@ class Run:
 
 
 class Runs(Mapping[str, Run]):
-    """The runs of an archive by name, in the order of their first commits; and several of them side by side."""
+    """The runs of an archive by name, in the order of their first commits; they can be shown side by side."""
 
     def __init__(self, checkpoints: Checkpoints, episodes: Episodes) -> None:
         self._checkpoints = checkpoints
@@ -281,7 +282,7 @@ class Runs(Mapping[str, Run]):
         return plots.episodes(self._episodes[:0].table) if axes is None else axes
 
     def to_html(self, *names: str) -> str:
-        """A page of these runs (default: all) side by side: checkpoints, returns in one picture, a row an episode."""
+        """A page of these runs (default: all) side by side: checkpoints, returns in one picture, and all episodes."""
         chosen = [self[name] for name in names or self._names]
         found = self._episodes.filter(run=[run.name for run in chosen])
         saved = [row for row in self._checkpoints.table.to_pylist() if row["run"] in {r.name for r in chosen}]
@@ -291,7 +292,7 @@ class Runs(Mapping[str, Run]):
 
     @property
     def about(self) -> list[dict[str, Any]]:
-        """What is known of each, for people and as JSON."""
+        """The facts about each, for people and as JSON."""
         return [run.about for run in self.values()]
 
     def _repr_html_(self) -> str:

@@ -1,7 +1,7 @@
 """Checkpoints: commits with live sets, columns, states and progress; read in parts, each when asked for.
 
-What is live is what was written last, or nearly, so the newest files of the segments table mostly have all of it. They
-are taken alone if no row of an older file can change anything about a live episode; else the whole table is.
+Live steps are mostly the last ones written, so the newest files of the segments table mostly have all of them. They
+are read alone if no row of an older file can change anything about a live episode; else the whole table is.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 MAIN_BUFFER = "replay"
 _TAIL = ("session", "rank", "sequence", "commit")
-Branch = tuple[str, Sequences | None]  # a session, and how far each of its ranks had got
+Branch = tuple[str, Sequences | None]  # a session, and the sequences of its ranks
 _READ_ONLY = "it is what the commit says: change copy.deepcopy() of it"
 
 
@@ -49,20 +49,20 @@ class Checkpoint:
     def __init__(
         self, storage: Storage, commit: Commit, served_by: Commit | None = None, later: Later | None = None
     ) -> None:
-        """served_by: the commit with whose tables its steps are found; later: what was said since; None: its own."""
+        """served_by: the commit whose tables serve its steps; later: labels and derived columns; None: its own."""
         self._storage = storage
         self.commit = commit
         self.served_by = commit if served_by is None else served_by
         self.later = Later(storage, self.served_by) if later is None else later
-        self.seen = max(commit.number, self.later.head.number)  # the newest commit that was known when it was looked up
+        self.seen = max(commit.number, self.later.head.number)  # the newest commit known at its lookup
         if commit.checkpoint is None:
             raise CorruptCommitError(
                 f"commit {commit.number} at {storage.url} is no checkpoint, though the table of checkpoints names it; "
                 "run `archive verify`"
             )
-        self.record = commit.checkpoint  # what the commit says of it
+        self.record = commit.checkpoint  # its record in the commit
 
-    # -- what the commit says ------------------------------------------------------------------------------------
+    # -- the commit's record -------------------------------------------------------------------------------------------
 
     @property
     def number(self) -> int:
@@ -109,7 +109,7 @@ class Checkpoint:
 
     @property
     def replay_saved(self) -> bool:
-        """True if the buffers are in it; a checkpoint that doesn't say has them."""
+        """True if the buffers are in it; so it is without a record of it."""
         return self.record.replay_saved
 
     @property
@@ -119,7 +119,7 @@ class Checkpoint:
 
     @property
     def discarded(self) -> dict[str, dict[str, int]]:
-        """Why -> episodes and steps that policy left out, a ring overwrote before they were appended,
+        """Reason -> episodes and steps that policy left out, a ring overwrote before they were appended,
         or a plan dropped."""
         return self._as_json("discarded")
 
@@ -143,14 +143,14 @@ class Checkpoint:
 
     @property
     def origin(self) -> Origin | None:
-        """What a session that resumes from it goes on from; None without buffers and ledger: it takes nothing over."""
+        """The origin of a session that resumes from it; None without buffers and ledger: it takes nothing over."""
         if not self.replay_saved and not self.commit.ledger:
             return None
         recovered = self.record.recovered
         trained = None if recovered is None else recovered.trained
         return Origin(self.session, self.run, self.number, self.record.sequences, trained)
 
-    # -- what the ranks staged -----------------------------------------------------------------------------------
+    # -- staged parts --------------------------------------------------------------------------------------------------
 
     @cached_property
     def _staged(self) -> dict[int, Part]:
@@ -160,7 +160,7 @@ class Checkpoint:
         return Part(self._storage, key, nonce, remedy=partial(resumption.remedy, self._storage, self.commit))
 
     def staged(self, rank: int) -> Part:
-        """What one rank staged; an error if it is missing from a partial checkpoint, or not of this world."""
+        """The staged part of one rank; an error if it is missing from a partial checkpoint, or not of this world."""
         if rank not in self._staged:
             why = "is missing from it" if rank in self.missing_ranks else f"is not of its world of {self.world_size}"
             raise NotFoundError(f"checkpoint {self.name!r} at {self._storage.url}: rank {rank} {why}")
@@ -173,12 +173,12 @@ class Checkpoint:
 
     @property
     def progress(self) -> Any:
-        """The run's counters, as rank 0 gave them, read anew: your own, to count on with. None if it gave none."""
+        """The run's counters, as rank 0 gave them; each call reads a copy of your own. None if it gave none."""
         text = self.staged(0).index.progress if 0 in self._staged else None
         return None if text is None else jsontree.loads(text)
 
     def state(self, rank: int, buffer: str = MAIN_BUFFER) -> Any:
-        """The state tree that a rank gave for a buffer, read anew: a copy of your own. None if it gave none."""
+        """The state tree that a rank gave for a buffer. Each call reads a copy of your own. None if it gave none."""
         return self.staged(rank).state(buffer)
 
     @property
@@ -206,8 +206,8 @@ class Checkpoint:
         return known[name]
 
     def file(self, ref: ColumnRef | AttributeRef) -> Part:
-        """The staged object that has a column or attribute: of this or, for what is unchanged,
-        of an earlier checkpoint."""
+        """The staged object that has a column or attribute: of this checkpoint or, for unchanged ones,
+        of an earlier one."""
         own = [part for part in self._staged.values() if part.key == ref.object]
         return own[0] if own else self._part(ref.object, ref.nonce)
 
@@ -226,13 +226,13 @@ class Checkpoint:
                     out.setdefault(name, {}).update(given)
         return out
 
-    # -- live steps ----------------------------------------------------------------------------------------------
+    # -- live steps ----------------------------------------------------------------------------------------------------
 
     @cached_property
     def live(self) -> pa.Table:
-        """Live runs of all ranks: rank, buffer, env_id, position, and the stream and positions they were written to.
+        """Live ranges of all ranks: rank, buffer, env_id, position, and their stream and positions there.
 
-        CorruptManifestError if something is live of a rank that is not in it.
+        CorruptManifestError if a rank that is not in it has live steps.
         """
         ref = self.commit.live
         found = tablefiles.load(self._storage, "live", [] if ref is None else [ref])
@@ -250,12 +250,12 @@ class Checkpoint:
 
     @cached_property
     def _whole(self) -> Snapshot:
-        """The segments table that its steps are found in."""
+        """The segments table that serves its steps."""
         return Snapshot(self._storage, self.served_by, self.later)
 
     @cached_property
     def index(self) -> EpisodeIndex:
-        """The episodes of the newest files that have all of what is live, or of the whole table."""
+        """The episodes of the newest files, if these have all live steps; else of the whole table."""
         if not self.live.num_rows:
             return EpisodeIndex(self._whole.newest(0), None, self._branch)
         steps = int((numbers(self.live["hi"]) - numbers(self.live["lo"])).sum())
@@ -268,7 +268,7 @@ class Checkpoint:
     @cached_property
     def whole_index(self) -> EpisodeIndex:
         """The episodes of the whole table."""
-        return EpisodeIndex(self._whole, self._live_rows, self._branch)  # a method, as functions of here do not pickle
+        return EpisodeIndex(self._whole, self._live_rows, self._branch)  # a method, as local functions do not pickle
 
     def _live_rows(self) -> Ints:
         return self._located_in_whole.stream
@@ -279,7 +279,7 @@ class Checkpoint:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The segments table as far as what is live in it needs it: its newest files, or all."""
+        """The part of the segments table that its live steps need: its newest files, or all."""
         return self.index.snapshot
 
     @cached_property
@@ -295,7 +295,7 @@ class Checkpoint:
 
     @cached_property
     def groups(self) -> tuple[Ints, Ints]:
-        """Live episodes in live order: where the pieces of each begin in `located`, and its number in the index."""
+        """Live episodes in live order: the start of each in `located`, and its number in the index."""
         episode = self.index.episode_of_row[self.located.stream]
         place = row_codes(self.live.select(["rank", "buffer"]))[0][self.located["run"]]
         heads = run_starts(episode, place)
@@ -310,12 +310,12 @@ class Checkpoint:
         return Episodes(self.reader, self.index, numbers, parts, self)
 
     def ledger(self, name: str) -> LedgerView:
-        """What had become of prompts at this checkpoint: `to_reissue()`, `to_train()`, `counts`, `table`."""
+        """The states of prompts at this checkpoint: `to_reissue()`, `to_train()`, `counts`, `table`."""
         trained = None if self.record.recovered is None else self.record.recovered.trained
         return LedgerView(self._storage, self.served_by, name, self.session, self.record.sequences, trained)
 
     def to_resume(self, rank: int | None = None) -> Resume:
-        """What the same rank of a world of the same size goes on from; see resharding.plan for another size."""
+        """The start of the same rank in a world of the same size; see resharding.plan for another size."""
         if not self.whole:
             raise PartialCheckpointError(
                 f"checkpoint {self.name!r} lacks ranks {self.missing_ranks}; resume through a plan"
@@ -323,7 +323,7 @@ class Checkpoint:
         if rank is None:
             if self.world_size > 1:
                 raise UsageError(
-                    f"checkpoint {self.name!r} has {self.world_size} ranks; say which with arc.writer(rank=, resume=)"
+                    f"checkpoint {self.name!r} has {self.world_size} ranks; give one with arc.writer(rank=, resume=)"
                 )
             rank = 0
         return resumption.same_rank(self, rank)
@@ -345,7 +345,7 @@ class Checkpoint:
         }  # fmt: skip
 
     def to_html(self) -> str:
-        """A page of its own: ranks, buffers, and how its episodes are spread. Reads no data."""
+        """A page of its own: ranks, buffers, and the distribution of its episodes. Reads no data."""
         return self._report(self.episodes.table, self.episodes.fields).page()
 
     def _repr_html_(self) -> str:
@@ -371,9 +371,9 @@ class Checkpoint:
 
 
 def _counts(files: Sequence[FileRef], steps: int) -> Iterator[int]:
-    """How many of the newest files to try, but for all: as many as have so many steps, then twice the rows each time.
+    """The numbers of newest files to try, up to all but one: as many as have these steps, then twice the rows each.
 
-    files: oldest first. One that does not say how many steps it has may have enough.
+    files: oldest first. A file without a number of steps may have enough.
     """
     rows = wanted = held = 0
     for count, ref in enumerate(reversed(files), 1):
@@ -385,9 +385,9 @@ def _counts(files: Sequence[FileRef], steps: int) -> Iterator[int]:
 
 
 def _is_enough(index: EpisodeIndex, live: pa.Table, branch: Branch) -> bool:
-    """True if the newest files have all of what is live, and no row of an older one changes anything about it.
+    """True if the newest files have all live steps, and no row of an older one changes anything about them.
 
-    So it is if each live step is there, in an episode of its id alone, which begins there, and ends in a row that is
+    That holds if each live step is there, in an episode of its id alone, which begins there, and ends in a row that is
     newer than all in older files and that the checkpoint's session sees: then this row is the episode's newest one in
     the whole table, too, and its chain is the same.
     """
@@ -400,10 +400,10 @@ def _is_enough(index: EpisodeIndex, live: pa.Table, branch: Branch) -> bool:
         return False
     begins = part.take(index.chains.firsts()[live_ones], ["predecessor"])
     tails = part.take(index.chains.lasts()[live_ones], _TAIL)
-    older = (float("inf") if ref.commit is None else ref.commit[1] for ref in part.older)  # one may not say it
+    older = (float("inf") if ref.commit is None else ref.commit[1] for ref in part.older)  # a file may lack it
     if begins["predecessor"].null_count < len(live_ones) or (numbers(tails["commit"]) <= max(older, default=0)).any():
         return False
-    known = ByWriter(tails)  # which session it went on from is read only if it did not write all of them itself
+    known = ByWriter(tails)  # its origin is read only if it did not write all of them itself
     return bool(known.seen(dict([branch])).all() or known.seen(part.branches.sight(*branch)).all())
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint that is being saved: its result to be asked for, its errors never lost, and a bar that shows it."""
+"""A checkpoint in the background: its result, its errors, which are never lost, and a progress bar."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class SaveAttempt:
-    """One try at a checkpoint. `run` may be called any number of times, and runs it once; whether it did."""
+    """One try at a checkpoint. `run` may be called any number of times, and runs it once; True if it did."""
 
     def __init__(self, work: Callable[[], Checkpoint]) -> None:
         self._work: Callable[[], Checkpoint] | None = work
         self._claim = threading.Lock()
         self.future: Future[Checkpoint] = Future()
-        self.hurry = threading.Event()  # no longer wait for other ranks
+        self.hurry = threading.Event()  # set: stop waiting for other ranks
 
     @property
     def begun(self) -> bool:
@@ -34,7 +34,7 @@ class SaveAttempt:
     def run(self) -> bool:
         if not self._claim.acquire(blocking=False):
             return False
-        work, self._work = self._work, None  # what it has copied is let go of when it is done
+        work, self._work = self._work, None  # its copies are freed when it is done
         assert work is not None
         try:
             self.future.set_result(work())
@@ -52,12 +52,12 @@ class Pending:
         self._timeout_s = timeout_s
         self._on_progress = on_progress
         self.attempt: SaveAttempt
-        self.works: Sequence[Work] = ()  # what was not committed when it was asked for
-        self.kept: Sequence[Work] = ()  # of that the rows that it makes visible
-        self.in_shutdown = False  # asked for when the process was told to end
-        self.waiting_for: tuple[int, ...] = ()  # ranks that have not staged, known some seconds after this rank has
-        self.staged: dict[int, Part] = {}  # parts that are known, its own for one; until it is committed
-        self.losses: list[tuple[Losses, Counts]] = []  # what its `discarded` says
+        self.works: Sequence[Work] = ()  # uncommitted works at its request
+        self.kept: Sequence[Work] = ()  # those whose rows it makes visible
+        self.in_shutdown = False  # asked for after the process was told to end
+        self.waiting_for: tuple[int, ...] = ()  # ranks that have not staged, known some seconds after this one staged
+        self.staged: dict[int, Part] = {}  # known parts, its own among them; until it is committed
+        self.losses: list[tuple[Losses, Counts]] = []  # the sources of its `discarded`
         self._seen = False
         self._pid = os.getpid()
 
@@ -67,7 +67,7 @@ class Pending:
 
     @property
     def durable(self) -> int | None:
-        """Up to which step data is safe: the step of this writer's newest committed checkpoint."""
+        """The step up to which data is safe: that of this writer's newest committed checkpoint."""
         return self._saver.durable
 
     @property
@@ -75,11 +75,11 @@ class Pending:
         return self.attempt.future
 
     def waits_for(self, missing: Sequence[int], waited_s: float) -> None:
-        """These ranks have not staged: show it, and log it."""
+        """Show and log that these ranks have not staged."""
         self.waiting_for = tuple(missing)
         if missing:
             logger.warning(
-                "checkpoint %r has waited %.0f s for %s of this job, which has not saved its part: see whether it runs",
+                "checkpoint %r has waited %.0f s for %s of this job to save its part: check that it still runs",
                 self.name,
                 waited_s,
                 ranks(missing),
@@ -98,10 +98,10 @@ class Pending:
             )
 
     def result(self, timeout_s: float | None = None) -> Checkpoint:
-        """The checkpoint, once it is committed; raises what went wrong.
+        """The checkpoint, once it is committed; raises the error if saving failed.
 
-        DeadlineError if that takes longer than `timeout_s`: it goes on, and may be asked again. Once RanksMissingError
-        was raised, calling it again waits for the missing ranks again, for `timeout_s`.
+        DeadlineError if that takes longer than `timeout_s`: saving goes on, and you may ask again. Once
+        RanksMissingError was raised, calling it again waits for the missing ranks again, for `timeout_s`.
         """
         self._check_process()
         if self._seen and self.future.done() and isinstance(self.future.exception(), RanksMissingError):
@@ -122,7 +122,7 @@ class Pending:
         return self.future.result()
 
     def all_staged(self) -> bool:
-        """Look once whether all ranks have staged their part, so that nothing is left to wait for but the commit."""
+        """Look once for the parts of all ranks; True if only the commit is left to wait for."""
         return self._saver.all_staged(self)
 
     def unseen_error(self) -> BaseException | None:
@@ -133,7 +133,7 @@ class Pending:
         return self.future.exception()
 
     def tell(self, phase: str, **more: Any) -> None:
-        """Tell on_progress; what it raises is logged, and the checkpoint goes on without it."""
+        """Call on_progress; its errors are logged, and the checkpoint goes on without it."""
         if self._on_progress is None:
             return
         try:
@@ -156,14 +156,14 @@ Progress = Callable[[dict[str, Any]], None]
 
 
 def on_terminal(world_rank: int) -> Progress | None:
-    """The function that draws the bar, on rank 0 of a job that somebody watches; None elsewhere."""
+    """The function that draws the bar, on rank 0 of a job on a terminal; None elsewhere."""
     if world_rank != 0 or not sys.stderr.isatty():
         return None
     return Bar()
 
 
 class Bar:
-    """Draws the phases of one checkpoint as they are told."""
+    """The progress bar of one checkpoint, drawn as its phases are reported."""
 
     def __init__(self) -> None:
         from rich.console import Console

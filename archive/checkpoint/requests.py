@@ -1,10 +1,10 @@
-"""When to checkpoint: requests by signal or by the bucket, the same on every rank; and saving on a crash.
+"""Requests of checkpoints, by signal or through the bucket, at the same step on every rank; and saving on a crash.
 
 `requested()` is called once a step by every rank. It is true on all of them at the same step if any was asked. With a
 process group the ranks agree by one small reduction a step, in the foreground. Without one they agree through the
 bucket, in numbered rounds: a rank that was asked, or sees that another is in the round, writes how many steps it has
 seen; all act at the greatest of these numbers, and a rank that gets as far as its own number waits for the others'.
-So nobody passes the step before it is known, and ranks that are all asked at once act once. `terminating()` is agreed
+So no rank passes the step before it is known, and ranks that are all asked at once act once. `terminating()` is agreed
 on by the same messages: a rank that is told to end asks for a checkpoint until all ranks know that it was told.
 """
 
@@ -50,19 +50,19 @@ if TYPE_CHECKING:
 POLL_S = 10.0
 AGREE_TIMEOUT_S = 600.0
 AGREE_POLL_S = 0.2
-LEAD_STEPS = 2  # how many steps after it sees a request a rank is ready to act
+LEAD_STEPS = 2  # a rank is ready to act this many steps after it sees a request
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGUSR2", "SIGTERM") if hasattr(signal, name))
 
 
 class _Told:
-    """The state of this process: asked since it last acted, told to end."""
+    """The requests to this process: for a checkpoint since it last acted, and to end."""
 
     def __init__(self) -> None:
         self.flag = threading.Event()
-        self.terminating = False  # this process was told
-        self.ending = False  # the ranks have agreed that one of them was told
-        self.called = False  # `requested()` was
-        self.kept = False  # agreed on by `terminating()`, and not yet given by `requested()`
+        self.terminating = False  # this process was told to end
+        self.ending = False  # the ranks have agreed that one of them was told to end
+        self.called = False  # `requested()` was called
+        self.kept = False  # agreed on by `terminating()`, and not yet returned by `requested()`
         self.previous: dict[int, Any] = {}
         self.watch: _Watch | None = None
 
@@ -71,7 +71,7 @@ _asked = _Told()
 
 
 def _forget() -> None:
-    """A forked child (a worker of a DataLoader, say) is no rank of the job: signals do there what they did before."""
+    """Restore signals in a forked child (a worker of a DataLoader, say), which is no rank of the job."""
     global _asked
     inherited, _asked = _asked, _Told()
     for number, previous in inherited.previous.items():
@@ -89,9 +89,9 @@ def request() -> None:
 def listen(signals: Sequence[int] = SIGNALS, *, shutdown_s: float | None = None) -> None:
     """Take these signals as requests (default SIGUSR2, and SIGTERM for preemption). In the main thread only.
 
-    From SIGTERM on, waiting for other ranks has an end that lies within `shutdown_s` (default 30): the checkpoint that
-    was under way, and the last one, are committed with the ranks that are there by then. A second SIGTERM does what it
-    did before.
+    From SIGTERM on, waiting for other ranks ends within `shutdown_s` (default 30): the checkpoint that
+    was under way, and the last one, are committed with the ranks that are there by then. A second SIGTERM acts as it
+    did before `listen`.
     """
     if shutdown_s is not None:
         shutdown.set_within(shutdown_s)
@@ -117,10 +117,10 @@ def _on_signal(number: int, frame: Any) -> None:
 
 
 def terminating() -> bool:
-    """True if the loop is to be left after the checkpoint, as a rank was told to end (SIGTERM); the same on every rank.
+    """True if the loop must end after the checkpoint, as a rank was told to end (SIGTERM); the same on every rank.
 
-    True from the call of `requested()` on that says so to all of them, which is true then: what the newest such call
-    agreed on. In a loop that never calls `requested()` every rank calls this one once a step instead.
+    It becomes true with a call of `requested()` that is true on all ranks, and has the value that the newest such call
+    agreed on. In a loop without `requested()` every rank calls this one once a step instead.
     """
     if not _asked.called:
         _asked.kept |= _agree()
@@ -128,7 +128,7 @@ def terminating() -> bool:
 
 
 def requested() -> bool:
-    """True if this is a step to checkpoint at; every rank calls it once a step, and all get the same answer.
+    """True if this is a step to checkpoint at. Every rank calls it once a step, and all get the same answer.
 
     Installs the signal handlers when first called, if in the main thread. Requests in the bucket are seen by the ranks
     that have a writer open.
@@ -139,7 +139,7 @@ def requested() -> bool:
 
 
 def _agree() -> bool:
-    """True if this is a step to checkpoint at, as all ranks have it."""
+    """True if this is a step to checkpoint at, by agreement of all ranks."""
     if not _asked.previous and threading.current_thread() is threading.main_thread():
         listen()
     told = _asked.terminating
@@ -166,11 +166,11 @@ def _any_rank(group: Any, *here: bool) -> list[bool]:
     return [bool(flag) for flag in flags.tolist()]
 
 
-# -- requests in the bucket ----------------------------------------------------------------------------------------
+# -- requests in the bucket --------------------------------------------------------------------------------------------
 
 
 def post(storage: Storage) -> str:
-    """Ask whoever writes to this archive for a checkpoint, by an object in the bucket; its key."""
+    """Ask the writers of this archive for a checkpoint, by an object in the bucket; its key."""
     key = layout.request_key(f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}")
     storage.create_once(key, json.dumps({"created_at": datetime.now(UTC).isoformat()}).encode())
     return key
@@ -178,9 +178,9 @@ def post(storage: Storage) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Answer(Record):
-    """At which call a rank is ready for the checkpoint of a round, and whether it was told to end after it.
+    """The call at which a rank is ready for the checkpoint of a round, and a flag if it was told to end after it.
 
-    The rest says which answer it is.
+    The other fields identify the answer.
     """
 
     ready: int
@@ -192,15 +192,15 @@ class Answer(Record):
 
 
 class _Watch:
-    """Looks for requests in the bucket, in the background, as long as its writer lives; and agrees with other ranks."""
+    """A watch for requests in the bucket, in the background, while its writer lives; it agrees with other ranks."""
 
     def __init__(self, storage: Storage, place: Place) -> None:
-        self._storage = weakref.ref(storage)  # a writer that nobody closed may go, and its storage
+        self._storage = weakref.ref(storage)  # an unclosed writer may be collected, and its storage
         self.place = place
         self.known = set(storage.list("requests"))
         self.calls = 0
         self.round = 0
-        self.ready: int | None = None  # at which call this rank is ready to act, once it has joined the round
+        self.ready: int | None = None  # the call at which this rank is ready to act, once it has joined the round
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="archive-requests", daemon=True)
         self._thread.start()
@@ -217,9 +217,9 @@ class _Watch:
         return storage
 
     def look(self) -> None:
-        """See whether there are new requests, or ranks in the round; the store being out of reach is no request.
+        """Look for new requests, and for ranks in the round; an unreachable store is no request.
 
-        Of a process group one rank looks: each request is to be seen once.
+        In a process group one rank looks, so that each request is seen once.
         """
         group = process_group(least=2) is not None
         if group and self.place.rank != 0:
@@ -227,7 +227,7 @@ class _Watch:
         try:
             alone = group or self.place.world_size == 1
             joined = not alone and self.storage.list(layout.agreement_folder(self.place.session, self.round))
-            names = set(self.storage.list("requests"))  # after the round: what its ranks were asked by is then known
+            names = set(self.storage.list("requests"))  # after the round, so that the requests of its ranks are known
         except (StorageError, ClosedError):
             return
         fresh = names - self.known
@@ -265,7 +265,7 @@ class _Watch:
         return layout.agreement_key(self.place.session, self.round, rank)
 
     def _answers(self) -> list[Answer]:
-        """The answer of each rank; waits for those that have not said, but not long where this process ends."""
+        """The answer of each rank. It waits for missing ones, but not long if this process ends."""
         wait = Wait(AGREE_TIMEOUT_S, AGREE_POLL_S)
         found: dict[int, Answer] = {}
         while True:
@@ -280,7 +280,7 @@ class _Watch:
             absent = sorted(set(range(self.place.world_size)) - set(found))
             if absent and look_at_all:
                 logger.warning(
-                    "the request for a checkpoint waits for %s of this job, after %.0f s; see whether it runs, and "
+                    "checkpoint request: waiting for %s of this job (%.0f s); check that it runs, and "
                     "calls archive.checkpointing.requested() at every step",
                     ranks(absent),
                     wait.waited_s,
@@ -289,20 +289,20 @@ class _Watch:
                 return list(found.values())
             if wait.over:
                 raise RanksMissingError(
-                    f"ranks {absent} did not answer the request for a checkpoint within {AGREE_TIMEOUT_S:.0f} s; see "
-                    "whether they run, and call archive.checkpointing.requested() at every step"
+                    f"ranks {absent} did not answer the request for a checkpoint within {AGREE_TIMEOUT_S:.0f} s; check "
+                    "that they run, and call archive.checkpointing.requested() at every step"
                 )
             wait.pause()
 
     def _answer(self, rank: int) -> Answer:
-        """The answer of a rank; another's in its place is an error."""
+        """The answer of a rank; an answer of another rank in its place is an error."""
         key = self._key(rank)
         answer = smallfiles.read_small(self.storage, key, Answer, CorruptStateError)
         for name, meant in (("session", self.place.session), ("round", self.round), ("rank", rank)):
             if getattr(answer, name) not in (None, meant):
                 raise CorruptStateError(
                     f"{self.storage.full_url(key)} is not the answer of rank {rank} to round {self.round}: somebody "
-                    "put it there"
+                    "else put it there"
                 )
         return answer
 
@@ -317,19 +317,19 @@ def _put_once(storage: Storage, key: str, answer: Answer) -> None:
 
 
 def watch(storage: Storage, place: Place) -> Callable[[], None]:
-    """Look for requests in the bucket until the function that this returns is called."""
+    """Watch for requests in the bucket, until the function that this returns is called."""
     _asked.watch = _Watch(storage, place)
     return _asked.watch.stop
 
 
-# -- crashes -------------------------------------------------------------------------------------------------------
+# -- crashes -----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def save_on_crash(save: Callable[[str], Pending | None], *, timeout_s: float = 120.0) -> Iterator[None]:
-    """Save what this rank has if the body raises, then let the error go on.
+    """Save the state of this rank if the body raises, then let the error go on.
 
-    `save(name)` calls `writer.checkpoint(step, name, partial=True, ...)`. A failure of the save itself is added to the
+    `save(name)` calls `writer.checkpoint(step, name, partial=True, ...)`. An error of the save itself is added to the
     error as a note, and hides nothing.
     """
     try:
@@ -345,7 +345,7 @@ def save_on_crash(save: Callable[[str], Pending | None], *, timeout_s: float = 1
 
 
 def install_excepthook(save: Callable[[str], Pending | None], *, timeout_s: float = 120.0) -> None:
-    """Do what `save_on_crash` does for errors that nobody catches."""
+    """Do what `save_on_crash` does for uncaught errors."""
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:

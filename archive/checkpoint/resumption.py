@@ -1,5 +1,4 @@
-"""What a writer goes on from: where it begins; live steps, positions and open episodes out of a checkpoint, or episodes
-that are in the archive already."""
+"""The start of a writer: live steps, offsets and open episodes from a checkpoint, or from episodes in the archive."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ _ROW = ("episode_id", "session", "rank", "sequence", "episode_start", "length", 
 
 
 def same_rank(source: Checkpoint, rank: int) -> Resume:
-    """What a rank goes on from in a world of the same size: all as it was."""
+    """The contents that a rank goes on with in a world of the same size: all as it was."""
     about = source.staged(rank).index.buffers
     buffers = dict.fromkeys(about, BufferResume(live_steps(), [], [], {}, {}))
     ranks = source.live["rank"].to_numpy()
@@ -46,7 +45,7 @@ def same_rank(source: Checkpoint, rank: int) -> Resume:
 
 
 def holders(source: Checkpoint) -> dict[str, int]:
-    """Episode id -> the rank that has it live, the first if several have steps of it."""
+    """Episode id -> the rank that has it live; the first one, if several have steps of it."""
     ranks = source.live["rank"].to_numpy()[source.located["run"]]
     return first_ranks(source.index, source.index.episode_of_row[source.located.stream], ranks)
 
@@ -63,9 +62,9 @@ def take_over(
     index: EpisodeIndex, live: pa.Table, pieces: Steps, env: Ints, position: Ints, next_positions: Mapping[int, int],
     opened: Mapping[int, str], whole: Callable[[], EpisodeIndex], *, to_close: Sequence[str] = (),
 ) -> BufferResume:  # fmt: skip
-    """A buffer that holds these pieces at these places.
+    """A buffer with these live ranges at these places.
 
-    index: their episodes, and `whole()` all that are there.  live: the streams of the runs that the pieces are of.
+    index: their episodes, and `whole()` all that are there.  live: the streams of the ranges.
     opened: env id -> id of the episode that is open there.
     """
     numbers = index.episode_of_row[pieces.stream]
@@ -76,7 +75,7 @@ def take_over(
     begins, bare = _begins(index, pieces, env, position)
     known = _known(index, distinct, begins, unfinished)
     if elsewhere := [name for name in unfinished if name not in {one.id for one in known}]:
-        every = whole()  # open episodes of which no step is held may be anywhere in the segments table
+        every = whole()  # open episodes without a live step may be anywhere in the segments table
         known += _known(every, _numbers_of(every, elsewhere), {}, elsewhere)
     at = {one.id: i for i, one in enumerate(known)}
     bare = {place for place, number in enumerate(distinct) if number in bare}
@@ -103,8 +102,8 @@ def _numbers_of(index: EpisodeIndex, ids: list[str]) -> list[int]:
 def _begins(
     index: EpisodeIndex, pieces: Steps, env: Ints, position: Ints
 ) -> tuple[dict[int, tuple[int, int]], set[int]]:
-    """Number of an episode -> the env row of its earliest steps that are live, and where in it the episode begins; and
-    the numbers of those that have none."""
+    """Number of an episode -> the env row of its earliest live steps, and the offset of its start there; and the
+    numbers of episodes without live steps."""
     start = index.snapshot.columns(["episode_start"])["episode_start"].to_numpy()[pieces.stream] + pieces.lo
     number, bare = index.episode_of_row[pieces.stream], pieces.length == 0
     order = np.lexsort((start, bare))
@@ -117,7 +116,7 @@ def _begins(
 def _known(
     index: EpisodeIndex, numbers: Sequence[int], begins: Mapping[int, tuple[int, int]], unfinished: Sequence[str]
 ) -> list[EpisodeRecord]:
-    """What a writer must know of each episode, from its first and last segments, and where its live steps begin."""
+    """The records that a writer needs of each episode, from its outer segments, and the start of its live steps."""
     chosen = np.array(numbers, np.int64)
     rows = index.snapshot.take(index.chains.lasts()[chosen], _ROW).to_pylist()
     begun = index.snapshot.take(index.chains.firsts()[chosen], ["first"])["first"].to_pylist()
@@ -137,7 +136,7 @@ def _known(
 def _without_live_steps(
     known: Sequence[EpisodeRecord], bare: Collection[int], open_at: Mapping[int, int], next_positions: Mapping[int, int]
 ) -> list[EpisodeRecord]:
-    """Open episodes whose steps have all left the buffer stand in the env row that they go on in."""
+    """Open episodes without live steps, placed in the env row that they go on in."""
     out = list(known)
     for place, env in open_at.items():
         one = out[place]
@@ -147,7 +146,7 @@ def _without_live_steps(
 
 
 def _streams(live: pa.Table, pieces: Steps) -> tuple[list[Stream], Ints]:
-    """The streams that the pieces lie in, and each piece's place among them."""
+    """The streams of the ranges, and each range's place among them."""
     live = live.select(["session", "stream_rank", "stream_env"])
     stream = row_codes(live)[0][pieces["run"]]
     numbers, first = np.unique(stream, return_index=True)
@@ -155,18 +154,18 @@ def _streams(live: pa.Table, pieces: Steps) -> tuple[list[Stream], Ints]:
     return [(one["session"], one["stream_rank"], one["stream_env"]) for one in names], places(stream, numbers)
 
 
-# -- where a checkpoint is damaged -------------------------------------------------------------------------------------
+# -- damaged checkpoints -----------------------------------------------------------------------------------------------
 
 _TRIED = 5  # earlier checkpoints, at most
 
 
 def remedy(storage: Storage, commit: Commit) -> str:
-    """What somebody is told who cannot go on from the checkpoint of a commit."""
+    """The advice for a user who cannot go on from the checkpoint of a commit."""
     name = "" if commit.checkpoint is None else commit.checkpoint.name
     told = f"Checkpoint {name!r} (commit {commit.number}) of run {commit.run!r} cannot be resumed."
     try:
         before = _sound_before(storage, commit)
-    except ArchiveError:  # other damage, of which `verify` tells
+    except ArchiveError:  # other damage, which `verify` reports
         before = None
     if before is None or before.checkpoint is None:
         return f"{told} `archive verify {storage.url}` says what is sound"
@@ -182,7 +181,7 @@ def go_on(url: str, number: int) -> str:
 
 
 def _sound_before(storage: Storage, commit: Commit) -> Commit | None:
-    """The commit of the newest whole checkpoint of the same run before it, of which all ranks' states are there."""
+    """The commit of the newest earlier whole checkpoint of the same run that has all ranks' states."""
     names = ("commit", "run", "whole")
     rows = tablefiles.load(storage, "checkpoints", commit.files("checkpoints"), names).to_pylist()
     mine = (row["commit"] for row in rows if row["whole"] and row["run"] == commit.run)
@@ -196,7 +195,7 @@ def _sound_before(storage: Storage, commit: Commit) -> Commit | None:
 
 
 def start(rank: int | None, world_size: int | None, run: str | None, resume: Any, fork_from: Any) -> Resume | None:
-    """What a writer takes over from a checkpoint or share; None if it begins anew. Refuses what contradicts it."""
+    """The start of a writer from a checkpoint or share; None if it begins anew. Refuses contradictions."""
     if resume is not None and fork_from is not None:
         raise UsageError(
             "resume= goes on with the checkpoint's run, fork_from= begins another run there: give one of them, not both"
@@ -206,8 +205,8 @@ def start(rank: int | None, world_size: int | None, run: str | None, resume: Any
         return None
     if not hasattr(source, "to_resume"):
         raise UsageError(
-            f"a writer goes on from a Checkpoint or the Share of a plan, not from {type(source).__name__}: of what "
-            "checkpoint() gives take .result(), of a plan take .share(rank)"
+            f"a writer goes on from a Checkpoint or the Share of a plan, not from {type(source).__name__}: after "
+            "checkpoint() give its .result(), of a plan give .share(rank)"
         )
     found: Resume = source.to_resume(rank)
     _check_rank(found, rank, world_size)
@@ -215,7 +214,7 @@ def start(rank: int | None, world_size: int | None, run: str | None, resume: Any
 
 
 def tell(start: Resume, taken: IOStats, seconds: float) -> None:
-    """Log what a writer has gone on from, and what that took."""
+    """Log the origin of a writer, and the time and requests that it took."""
     steps = sum(int(buffer.runs.length.sum()) for buffer in start.buffers.values())
     name = "its episodes" if start.name is None else repr(start.name)
     worlds = f"{start.saved_by or start.world_size} -> {start.world_size} ranks"
@@ -229,7 +228,7 @@ def _check_rank(found: Resume, rank: int | None, world_size: int | None) -> None
     if rank not in (None, found.rank) or world_size not in (None, found.world_size):
         asked = ", ".join(f"{n}={v}" for n, v in (("rank", rank), ("world_size", world_size)) if v is not None)
         raise UsageError(
-            f"{asked}: what is gone on from is that of rank {found.rank} of {found.world_size}; leave rank= and "
+            f"{asked}: resume= is that of rank {found.rank} of {found.world_size}; leave rank= and "
             "world_size= out, or take this rank's share of resharding.plan(checkpoint, world_size=...)"
         )
 
@@ -254,19 +253,19 @@ def _forked(found: Resume, run: str | None) -> Resume:
 
 @dataclass(frozen=True)
 class Holding:
-    """One rank's buffer that holds these episodes, one after the other: `arc.writer(resume=Holding(...))`."""
+    """One rank's buffer with these episodes, one after the other: `arc.writer(resume=Holding(...))`."""
 
     episodes: Episodes
-    buffer: str  # which they were written to
+    buffer: str  # the one they were written to
     run: str
     rank: int = 0
     world_size: int = 1
 
     def to_resume(self, rank: int | None = None) -> Resume:
-        """What the writer goes on from. rank: as of a checkpoint's; this one knows its own."""
+        """The contents that the writer goes on with. rank: as for a checkpoint; this one knows its own."""
         found = self.episodes.step_spans()
         place = np.arange(len(found.rows))
-        taken = np.maximum(found.hi - found.lo, 1)  # an episode without steps has a position of its own
+        taken = np.maximum(found.hi - found.lo, 1)  # an episode without steps has an offset of its own
         at = np.cumsum(taken) - taken
         pieces = Steps(found.rows, found.lo, found.hi, follows=("position",), run=place, position=at)
         env: Ints = np.full(len(place), NO_ENV, np.int64)

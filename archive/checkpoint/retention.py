@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are to be retained, and why. Letting go of the others is not done here."""
+"""Retention of a run's checkpoints: the ones to keep, and why. Forgetting the others is `archive.maintain`'s."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DIRECTIONS = ("max", "min")
 
 
 class Candidate(NamedTuple):
-    """A whole checkpoint of the run. `made`: when, by the clock of the store."""
+    """A whole checkpoint of the run. `made`: its time, by the clock of the store."""
 
     commit: int
     step: int
@@ -28,10 +28,10 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Keep:
-    """Retain a checkpoint if one of these wants it; the newest is always retained, and all, if none is given.
+    """A retention policy. A checkpoint stays if a rule selects it; the newest stays always, and all without rules.
 
-    last: the newest so many.  every: those whose step is a multiple of it.  within: those that are no older, as "7d",
-    "12h" (s, m, h, d or w), by the clock of the store.  best: ("return", "max"), the one with the greatest value of a
+    last: this many of the newest.  every: those whose step is a multiple of it.  within: those no older than "7d" or
+    "12h" (s, m, h, d, w), by the clock of the store.  best: ("return", "max"), the one with the greatest value of a
     metric, or ("loss", "min"); ("return", 3), the greatest three, or ("loss", "min", 3); of equals the newest.
     """
 
@@ -51,28 +51,28 @@ class Keep:
 
     @property
     def rule(self) -> KeepRule:
-        """The policy as a commit has it."""
-        best: Any = self.best or ()  # checked, so that the direction is there, and how many if that is not one
+        """The rule of this policy, as a commit has it."""
+        best: Any = self.best or ()  # checked, so that it has a direction, and a number if that is not one
         within_s = None if self.within is None else _seconds(self.within)
         return KeepRule(self.last, self.every, best[:2] or None, best[2] if best[2:] else None, within_s)
 
     @classmethod
     def of(cls, rule: KeepRule | None) -> Self:
-        """The policy that a commit names for a run; without a rule all are retained."""
+        """The policy of a rule in a commit; without a rule all are retained."""
         if rule is None:
             return cls()
         best: Any = rule.best if rule.best is None or rule.best_count is None else (*rule.best, rule.best_count)
         return cls(rule.last, rule.every, best, None if rule.within_s is None else written(min(rule.within_s, MOST_S)))
 
     def kept(self, candidates: Sequence[Candidate], now: datetime | None = None) -> list[int]:
-        """The commits of those to retain, oldest first. now: by the clock of the store, as `made` is."""
+        """The commits of the checkpoints to retain, oldest first. now: by the clock of the store, as `made` is."""
         commits = sorted(c.commit for c in candidates)
         if self == Keep() or not commits:
             return commits
         return sorted({commits[-1], *self.reasons(candidates, now)})
 
     def reasons(self, candidates: Sequence[Candidate], now: datetime | None = None) -> dict[int, list[str]]:
-        """Commit -> which of the rules want it, in words; only of those that one does."""
+        """Commit -> the rules that select it, in words; only for selected ones."""
         ordered = sorted(candidates, key=lambda c: c.commit)
         out: dict[int, list[str]] = {}
         for commit, reason in (*self._by_place(ordered), *self._by_age(ordered, now), *self._by_value(ordered)):
@@ -86,7 +86,7 @@ class Keep:
             yield from ((c.commit, f"every {self.every}") for c in ordered if c.step % self.every == 0)
 
     def _by_age(self, ordered: Sequence[Candidate], now: datetime | None) -> Iterator[tuple[int, str]]:
-        """One whose age nobody knows is retained."""
+        """Checkpoints that are young enough, or of unknown age."""
         if self.within is not None:
             most_s = _seconds(self.within)
             for c in ordered:
@@ -113,15 +113,15 @@ class Keep:
 
 @dataclass(frozen=True)
 class Clock:
-    """What the store says: its time now, and when it got each commit; a host's own clock may be off by days.
-    Empty: nobody asked."""
+    """The time of the store now, and of its commits; a host's own clock may be off by days. Empty: the store was not
+    asked."""
 
     now: datetime | None = None
     made: Mapping[int, datetime] = field(default_factory=dict)
 
 
 def read_clock(storage: Storage, keep: Keep) -> Clock:
-    """Ask the store, which lists the commits, if the policy asks how old a checkpoint is."""
+    """The clock of the store, which lists the commits; empty unless the policy has an age."""
     if keep.within is None:
         return Clock()
     found = ((_COMMIT.fullmatch(one.key), one.modified) for one in storage.scan("commits"))
@@ -130,7 +130,7 @@ def read_clock(storage: Storage, keep: Keep) -> Clock:
 
 
 def candidates(rows: Iterable[Mapping[str, Any]], clock: Clock) -> list[Candidate]:
-    """The whole ones among these rows of the checkpoints table, with the facts that a policy asks of them."""
+    """The whole checkpoints among these rows of the checkpoints table, with the facts that a policy needs."""
     out = []
     for row in rows:
         if row["whole"]:
@@ -149,14 +149,14 @@ def _is_count(value: Any) -> bool:
 
 
 def keep_of(last: int | None, every: int | None, within: str | None, best: str | None) -> Keep | None:
-    """The policy that options say; None without any. best: as METRIC[:min|max][:N]."""
+    """The policy of command-line options; None without any. best: as METRIC[:min|max][:N]."""
     if all(given is None for given in (last, every, within, best)):
         return None
     return Keep(last, every, None if best is None else _best_of(best), within)
 
 
 def _best_of(text: str) -> Any:
-    """METRIC[:min|max][:N] as `Keep(best=)` has it: "loss:min:3", "return:3". The metric may have colons, too."""
+    """METRIC[:min|max][:N] in the form of `Keep(best=)`: "loss:min:3", "return:3". The metric may have colons, too."""
     parts = text.split(":")
     ending: list[str | int] = []
     while len(parts) > 1 and (parts[-1].isdigit() or parts[-1] in DIRECTIONS) and len(ending) < 2:
@@ -166,7 +166,7 @@ def _best_of(text: str) -> Any:
 
 
 def _checked_best(given: Any) -> Any:
-    """(metric, direction), or (metric, direction, how many) if that is more than one."""
+    """(metric, direction), or (metric, direction, number) if the number is more than one."""
     parts = tuple(given) if isinstance(given, (tuple, list)) else ()
     if len(parts) == 2 and _is_count(parts[1]):
         parts = (parts[0], DIRECTIONS[0], parts[1])
@@ -180,7 +180,7 @@ def _checked_best(given: Any) -> Any:
 
 
 def _seconds(within: Any) -> int:
-    """The seconds of a time such as "7d"."""
+    """The seconds of a duration such as "7d"."""
     found = int(seconds_of(within, "keep.within"))
     if found < 1:
         raise UsageError(f"keep.within={within!r}: give a time of a second or more, such as '7d'")

@@ -1,4 +1,4 @@
-"""Checkpoints in the background: one under way at a time."""
+"""Saving checkpoints in the background, one at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from archive.write import Cut, Work, Written
 
 
 class Saver:
-    """Saves the checkpoints of one writer, one after the other. `committed` is called with each."""
+    """The saver of one writer's checkpoints, one after the other. `committed` is called with each."""
 
     def __init__(
         self, storage: Storage, log: CommitLog, place: Place, wait: Callable[[Sequence[Work]], list[Written]],
@@ -43,8 +43,8 @@ class Saver:
         self._thread = thread_pool(1, "archive-checkpoint")
         self._pending: Pending | None = None
         self._earlier: PartIndex | None = None  # this rank's part of the last committed checkpoint with buffers
-        self._gone: Callable[[Collection[str]], Collection[str]] = lambda keys: ()  # which of its objects are gone
-        self._names: set[str] = set()  # of what was staged: none twice, also where it was pruned since
+        self._gone: Callable[[Collection[str]], Collection[str]] = lambda keys: ()  # those of its objects that are gone
+        self._names: set[str] = set()  # of staged parts: no name twice, also where one was pruned since
         self._ordinal = 0
         self.durable: int | None = None
         self.committed = 0  # segments of this rank below this number are committed
@@ -73,10 +73,10 @@ class Saver:
         pending = Pending(self, request, timeout_s, on_progress or on_terminal(self._place.rank))
         pending.works, pending.in_shutdown = works, shutdown.process.announced
         pending.losses = [(one, one.counts) for one in losses]
-        within = contextvars.copy_context()  # of the caller, for who traces
+        within = contextvars.copy_context()  # of the caller, for tracing
         work = partial(within.run, self._save, pending, cuts, timeout_s)
         pending.attempt = SaveAttempt(lambda: self._reported(pending, work))
-        self._pending = pending  # now it is in: who waits for it sees to it that it is begun
+        self._pending = pending  # from now on a waiter makes sure that it is begun
         self.begin(pending)
         return pending
 
@@ -85,12 +85,12 @@ class Saver:
         self.begin(pending)
 
     def begin(self, pending: Pending) -> None:
-        """See to it that it is begun: a call that was interrupted may have left it."""
+        """Make sure that it is begun: an interrupted call may have left it."""
         if not pending.attempt.begun:
             self._thread.submit(self._run, pending.attempt)
 
     def _run(self, attempt: SaveAttempt) -> None:
-        """Save and then, once whoever waits for that has it, do what comes after a whole checkpoint."""
+        """Save and then, once its waiters have the result, do the work that follows a whole checkpoint."""
         if not attempt.run() or self._then is None or attempt.future.exception():
             return
         made = attempt.future.result().commit
@@ -130,7 +130,7 @@ class Saver:
         return checkpoint
 
     def _stage(self, pending: Pending, cuts: Sequence[Cut]) -> int:
-        """Upload what is not there, and this rank's part; how many bytes of steps are new, as stored."""
+        """Upload what is missing, and this rank's part; the number of new bytes of steps, as stored."""
         with operation("checkpoint.stage"):
             pending.tell("uploading")
             written = self._wait(pending.works)
@@ -168,12 +168,12 @@ class Saver:
         return checkpoint
 
     def all_staged(self, pending: Pending) -> bool:
-        """Look once whether all ranks have staged their part of it."""
+        """Look once for the parts of all ranks; True if all are there."""
         joint = Joint(self._place, pending.name, pending.request.part.ordinal)
         return all_staged(self._storage, joint, dict(pending.staged), look_at_all=True)
 
     def surface(self) -> None:
-        """Raise the error of the last checkpoint, or of what came after it, if nobody has seen it."""
+        """Raise the error of the last checkpoint, or of the work that followed it, unless it was raised before."""
         if (error := self._unseen_error()) is not None:
             raise error
 
@@ -184,7 +184,7 @@ class Saver:
         return error
 
     def settle(self) -> None:
-        """Wait until no checkpoint is under way; raise the last one's error if nobody has seen it."""
+        """Wait until no checkpoint is under way; raise the last one's error unless it was raised before."""
         self._wait_for_pending()
         self.surface()
 
@@ -200,7 +200,7 @@ class Saver:
             self._pending.future.exception()
 
     def close(self) -> BaseException | None:
-        """Wait for what is under way; the error that nobody has seen."""
+        """Wait for the checkpoint under way; the error that was not raised yet."""
         if self._pending is not None:
             self.begin(self._pending)
         self._thread.shutdown(wait=True)
@@ -208,7 +208,7 @@ class Saver:
 
 
 def _log_left_out(made: CheckpointRecord) -> None:
-    """Log what a checkpoint does not have."""
+    """Log the steps and ranks that a checkpoint lacks."""
     for reason, lost in made.discarded.items():
         logger.info("checkpoint %r left out %d %s episodes with %d steps", made.name, lost.episodes, reason, lost.steps)
     if made.missing:
@@ -231,7 +231,7 @@ _open_writers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def finish_at_exit(writer: Finishing) -> None:
-    """Checkpoints under way are finished before the interpreter ends; commits that nobody asked for are not made."""
+    """Finish checkpoints under way before the interpreter ends. Nothing else is committed."""
     _open_writers.add(writer)
 
 
@@ -239,7 +239,7 @@ def _finish_all() -> None:
     writers = list(_open_writers)
     for writer in writers:
         writer.settle_at_exit()
-    for writer in writers:  # one may have committed what another has
+    for writer in writers:  # one may have committed what another holds
         writer.tell_at_exit()
 
 

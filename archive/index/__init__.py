@@ -1,5 +1,5 @@
-"""What is in the archive, as of a commit: tables come in from the log; episodes, chains, live steps, places of chunks,
-and what commits lead to go out."""
+"""The contents of an archive as of a commit. Tables come in from the log; episodes, chains, live steps, places of
+chunks, and the objects that commits lead to go out."""
 
 from __future__ import annotations
 

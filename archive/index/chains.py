@@ -1,14 +1,14 @@
-"""Pure, no I/O: which rows of the segments table make up which episode, and which a resume has left behind.
+"""Pure, no I/O: the rows of the segments table that make up each episode, and those that a resume has left behind.
 
 An episode is the chain of segments that ends at its newest row: each row names its predecessor. So a row that
-continues or replaces an episode supersedes whatever else was written under that id. Its newest row is the newest of
+continues or replaces an episode supersedes all else that was written under that id. Its newest row is the newest of
 those that no resume has left behind (`Branches`); of a checkpoint, of those that the session which made it has seen,
 and in a chain that holds what is live in it.
 
 A session that resumes from a checkpoint sees what that checkpoint saw, and what it writes itself; not what was written
-after the checkpoint by the session that made it, nor by another one that went on from there. A line is the sessions of
-one run that go back to the same first session. Of each line the newest session that has an episode says how it stands:
-what it does not see is left behind, though the archive still holds it.
+after the checkpoint by the session that made it, nor by another that went on from there. A line is the sessions of
+one run that go back to the same first session. In each line the newest session that has an episode decides its state:
+rows that it does not see are left behind, though the archive still holds them.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 COLUMNS = ("predecessor", "replaces")
 Current = Callable[["pa.Table", Ints], Mask]  # of rows with DETAIL, and the number of each row's episode
 DETAIL = ("episode_id", *ADDRESS, "predecessor", "commit")
-Sight = Mapping[str, Sequences | None]  # session -> which of its segments are seen; None: all
+Sight = Mapping[str, Sequences | None]  # session -> its visible segments; None: all
 
 _ALL = np.iinfo(np.int64).max
 
 
 class Chains(NamedTuple):
-    """Row numbers of all episodes end to end (oldest segment first), and where each episode's begin."""
+    """Row numbers of all episodes end to end (oldest segment first), and the start of each episode."""
 
     rows: Ints
     offsets: Ints
@@ -65,7 +65,7 @@ class Chains(NamedTuple):
 
 
 def address(session: str, rank: int, sequence: int) -> str:
-    """The name by which a segment is a predecessor."""
+    """The name by which other segments name this one as their predecessor."""
     return f"{session}:{rank}:{sequence}"
 
 
@@ -75,7 +75,7 @@ def resolve(
     """The episodes of a segments table, in order of their newest rows.
 
     `marks` has COLUMNS; `detail()` gives DETAIL, and is called only if some episode has more than one row. So is
-    `live()`: rows that are to be in their episode's chain; and `current`: which rows say how their episodes stand.
+    `live()`: rows that must be in their episode's chain; and `current`: a mask of the rows that decide their state.
     """
     import pyarrow.compute as pc
 
@@ -102,7 +102,7 @@ def _gather(rows: Ints, lengths: Ints, order: Ints) -> Ints:
 def _chained(
     table: pa.Table, rows: Ints, live: Callable[[], Ints] | None, current: Current | None
 ) -> tuple[Ints, Ints]:
-    """The chains of the episodes that have these rows: how long each is, and its rows, end to end."""
+    """The chains of the episodes of these rows: the length of each, and its rows, end to end."""
 
     part = table.take(arrow(rows))
     episode = numbers(part["episode_id"].combine_chunks().dictionary_encode().indices).astype(np.int64)
@@ -123,8 +123,8 @@ def _chained(
 
 
 def _writers(part: pa.Table, episode: Ints, commit: Ints) -> Ints:
-    """The place, for each row, of the first one that its session and rank have of the episode in the same commit: what
-    a merge brings of several archives comes in the order in which they were given, whatever their clocks said."""
+    """The place, for each row, of the first row of its session and rank in the episode and commit. So what a merge
+    brings of several archives has the order in which they were given, whatever their clocks said."""
     (writer,) = row_codes(part.select(["session", "rank"]))
     if not writer.any():
         return writer
@@ -133,7 +133,7 @@ def _writers(part: pa.Table, episode: Ints, commit: Ints) -> Ints:
 
 
 def predecessors(table: pa.Table) -> Ints:
-    """The place of each row's predecessor in a table that has DETAIL; -1 where it has none, or none that is there."""
+    """The place of each row's predecessor in a table that has DETAIL; -1 if it has none, or it is not there."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -145,7 +145,7 @@ def predecessors(table: pa.Table) -> Ints:
 
 
 def _check_own(table: pa.Table, episode: Ints, before: Ints) -> None:
-    """CorruptManifestError if a row goes on from one of another episode."""
+    """CorruptManifestError if a row goes on from a row of another episode."""
     strange = np.flatnonzero((before >= 0) & (episode[before] != episode))
     if len(strange):
         row, names = int(strange[0]), table["episode_id"]
@@ -156,8 +156,8 @@ def _check_own(table: pa.Table, episode: Ints, before: Ints) -> None:
 
 
 def _walked(tails: Ints, episode: Ints, before: Ints) -> tuple[Ints, Ints]:
-    """From each tail (of each episode, in their order) back to the first segment: how many there are, and all of them,
-    oldest first, end to end. Each round goes back twice as far as the one before."""
+    """The segments from each tail (one for each episode, in order) back to the first: how many, and all of them, oldest
+    first, end to end. Each round goes back twice as far as the one before."""
     back, depth = before.copy(), (before >= 0).astype(np.int64)
     inside = np.zeros(len(before), bool)
     inside[tails] = True
@@ -175,7 +175,7 @@ def _walked(tails: Ints, episode: Ints, before: Ints) -> tuple[Ints, Ints]:
 
 
 def _go_back(tails: Ints, episode: Ints, before: Ints, age: Ints, gone: list[int]) -> None:
-    """Give episodes of which something superseded is live the newest chain that has it."""
+    """Give episodes with live superseded rows the newest chain that has these rows."""
     after: dict[int, list[int]] = {}
     for j, i in enumerate(before.tolist()):
         if i >= 0:
@@ -196,7 +196,7 @@ def _go_back(tails: Ints, episode: Ints, before: Ints, age: Ints, gone: list[int
 
 
 class ByWriter:
-    """Rows of the segments table, by who wrote them."""
+    """Rows of the segments table, by their writers."""
 
     def __init__(self, table: pa.Table) -> None:
         """table: with the columns session, rank and sequence."""
@@ -218,8 +218,8 @@ class ByWriter:
         return out
 
     def seen(self, sight: Sight, some: Ints | slice = slice(None)) -> Mask:
-        """A mask of those of some rows that are seen. Pieces that a compaction cut (sequence below 0) go with what
-        follows them."""
+        """A mask of the visible rows among `some`. Pieces that a compaction cut (sequence below 0) go with the rows
+        after them."""
         limit = np.zeros(self._count, np.int64)
         for name in sight.keys() & self._of.keys():
             cut = sight[name]
@@ -231,16 +231,16 @@ class ByWriter:
 
 
 class Branches:
-    """The recorded resumes of an archive. Sessions of which nothing is recorded began by themselves."""
+    """The recorded resumes of an archive. A session without a record began by itself."""
 
     def __init__(self, origins: Mapping[str, Origin], runs: Mapping[str, str]) -> None:
-        """origins: in the order in which the sessions were opened; runs: of each of these sessions."""
+        """origins: in the order in which the sessions were opened; runs: the run of each of these sessions."""
         self.origins = origins
         self.runs = {origin.session: origin.run for origin in origins.values()} | dict(runs)
 
     @classmethod
     def of(cls, table: pa.Table) -> Branches:
-        """From the rows of the branches table."""
+        """The branches of the rows of the branches table."""
         runs: dict[str, str] = {}
         parents: dict[str, tuple[str, str, int]] = {}
         sequences: dict[str, dict[int, int]] = {}
@@ -258,22 +258,22 @@ class Branches:
         return bool(self.origins)
 
     def beyond(self, others: Branches) -> Branches:
-        """The resumes that others do not have."""
+        """The resumes that `others` lack."""
         new = {name: origin for name, origin in self.origins.items() if name not in others.origins}
         return Branches(new, self.runs)
 
     def around(self, sessions: Iterable[str]) -> Branches:
-        """The resumes that go back to the same session as one of these does."""
+        """The origins that share an ancestor with any of `sessions`."""
         firsts = {self._first.get(name, name) for name in sessions}
         return Branches({n: o for n, o in self.origins.items() if self._first[n] in firsts}, self.runs)
 
     def sight(self, session: str, own: Sequences | None = None) -> dict[str, Sequences | None]:
-        """The sessions that a session sees: itself (up to `own`, if given) and those it goes back to."""
+        """The sessions that a session sees: itself (up to `own`, if given), and those it goes back to."""
         return {session: own} | {origin.session: origin.sequences for origin in self._before(session)}
 
     def sight_trained(self, session: str, own: Sequences | None = None) -> dict[str, Sequences | None]:
-        """The same of rows of the ledger that say "trained": of the sessions it goes back to only what the weights that
-        it went on with know of."""
+        """The same for ledger rows "trained": of earlier sessions only the rows that the weights it went on with know
+        of."""
         known = {
             origin.session: origin.sequences if origin.trained is None else origin.trained
             for origin in self._before(session)
@@ -281,7 +281,7 @@ class Branches:
         return {session: own} | known
 
     def _before(self, session: str) -> list[Origin]:
-        """The checkpoints that it goes back to, the newest first."""
+        """The checkpoints that a session goes back to, newest first."""
         out: dict[str, Origin] = {}
         origin = self.origins.get(session)
         while origin is not None and origin.session not in out and origin.session != session:
@@ -291,7 +291,7 @@ class Branches:
 
     @cached_property
     def _first(self) -> dict[str, str]:
-        """Session -> the first one that it goes back to; those before others that go back to them."""
+        """Session -> the first one that it goes back to; ancestors come before their descendants."""
         out: dict[str, str] = {}
         for name in self.origins:
             line = list(self.sight(name))
@@ -300,7 +300,7 @@ class Branches:
         return out
 
     def _lines(self) -> Iterator[tuple[set[str], list[str]]]:
-        """The sessions of one origin, and those of one run among them, newest first; for each such run."""
+        """The sessions of one origin, and those of one run among them, newest first; once for each such run."""
         trees: dict[str, set[str]] = {}
         lines: dict[tuple[str, str], list[str]] = {}
         for name, first in self._first.items():
@@ -310,7 +310,7 @@ class Branches:
             yield trees[first], sessions[::-1]
 
     def current(self, rows: ByWriter, episode: Ints) -> Mask:
-        """Rows that say how their episodes stand: all but those left behind.
+        """A mask of the rows that decide the state of their episodes: all but those left behind.
         `episode`: number of each row's episode."""
         out = ~rows.written_by(self._first)
         for tree, line in self._lines():
@@ -324,7 +324,7 @@ class Branches:
         return out
 
     def spliced(self, rows: ByWriter, before: Ints) -> Ints:
-        """Rows that name a predecessor which their session does not see, though both go back to one session.
+        """Rows whose session does not see the predecessor that they name, though both go back to one session.
 
         before: the place of each row's predecessor among the rows; -1 for none.
         """
@@ -339,7 +339,7 @@ class Branches:
 
 
 def _of_same(episode: Ints, these: Ints, among: Ints) -> Mask:
-    """A mask of the rows of `among` whose episode has one of `these`."""
+    """A mask of the rows of `among` whose episode has a row in `these`."""
     marked = np.zeros(int(episode.max(initial=-1)) + 1, bool)
     marked[episode[these]] = True
     out: Mask = marked[episode[among]]

@@ -1,6 +1,6 @@
-"""Pure, no I/O: where the chunks of a shard lie, and which byte ranges the rows that are wanted take.
+"""Pure, no I/O: the places of a shard's chunks, and the byte ranges that wanted rows take.
 
-Requests are data: nothing here sees a socket, and what fetches them never sees an array.
+Requests are data: nothing here sees a socket, and the code that fetches them never sees an array.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from archive.tables import coded
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SPARE_PART = 20  # of what is needed, 1/20 more may be read to save requests
+SPARE_PART = 20  # 1/20 of the needed bytes may be read on top to save requests
 METADATA = ""  # the "array" of the group's own zarr.json
-Wanted = Mapping[str, tuple[Ints, Ints]]  # array -> starts and stops of row runs
+Wanted = Mapping[str, tuple[Ints, Ints]]  # array -> starts and stops of ranges of rows
 
 
 class ArrayChunks(NamedTuple):
-    """The chunks of one array in order: rows per chunk, and of each chunk its bytes' place and checksum."""
+    """The chunks of one array in order: rows per chunk, and the offset, size and checksum of each chunk."""
 
     rows: int
     offset: Ints
@@ -57,7 +57,7 @@ class Piece(NamedTuple):
 
 
 class ShardReads(NamedTuple):
-    """The requests that rows of one shard take, and the members that they bring."""
+    """The requests for rows of one shard, and the members that they bring."""
 
     requests: list[ByteRange]
     pieces: list[Piece]
@@ -84,9 +84,9 @@ class ShardIndex:
         held: Mapping[str, int] | None = None,
         max_gap: int | None = None,
     ) -> ShardReads:
-        """Byte ranges for runs of rows of some arrays; whole chunks, neighbours in one request.
+        """Byte ranges for ranges of rows of some arrays: whole chunks, neighbours in one request.
 
-        held: array -> number of a chunk that is at hand already.
+        held: array -> number of a chunk that is already in memory.
         """
         every = {name: self._chunks(name, *runs) for name, runs in wanted.items()}
         missing = {name: chunks[chunks != (held or {}).get(name, -1)] for name, chunks in every.items()}
@@ -102,7 +102,7 @@ class ShardIndex:
         return self._reads(wanted, needed_bytes, max_gap)
 
     def _reads(self, found: Mapping[str, Ints], needed_bytes: float, max_gap: int | None = None) -> ShardReads:
-        """Byte ranges for these chunks; `needed_bytes`: of the rows that are wanted of them."""
+        """Byte ranges for these chunks; `needed_bytes`: size of the wanted rows in them."""
         if not found:
             return ShardReads([], [], 0)
         table = [(name, self.arrays[name], chunks) for name, chunks in found.items()]
@@ -133,7 +133,7 @@ class ShardIndex:
         return self.arrays[name]
 
     def everything(self) -> Wanted:
-        """Runs of rows that are all rows of all arrays."""
+        """Ranges of rows that cover all rows of all arrays."""
         return {
             name: (np.zeros(1, np.int64), np.array([chunks.rows * len(chunks.offset)]))
             for name, chunks in self.arrays.items()
@@ -153,15 +153,13 @@ class ShardIndex:
         return np.flatnonzero(covered(starts // array.rows, (stops - 1) // array.rows + 1, len(array.offset)))
 
     def _spare_bytes(self, needed_bytes: float, names: Iterable[str], chunk_bytes: int) -> int:
-        """The bytes that gaps may have which are read over: the rows' own bytes, 1/20 more and a chunk a field are not
-        exceeded."""
+        """The most bytes of gaps that may be read over: 1/20 of the rows' own bytes, and a chunk a field."""
         a_chunk_each = sum(self._largest[name] for name in names)
         return int(needed_bytes * (1 + 1 / SPARE_PART)) + a_chunk_each - chunk_bytes
 
     def _gaps(self, names: Sequence[str], max_gap: int) -> Ints:
-        """The most bytes between neighbours of these arrays that are read over. Behind the metadata, which stands
-        first, a chunk may: a small field follows it closely, and whoever reads a few of its rows is spared a request of
-        two."""
+        """The largest gaps between neighbours of these arrays that may be read over. Behind the metadata, which comes
+        first, a gap may be a chunk long: a small field follows it closely, and one request serves both."""
         out = np.full(max(0, len(names) - 1), max_gap)
         if len(out) and names[0] == METADATA:
             out[0] = max(max_gap, min(MAX_GAP_BYTES, self._largest[names[1]] + MIN_GAP_BYTES))
@@ -191,20 +189,20 @@ class ShardIndex:
 
 
 def stored_checksum(data: memoryview, piece: Piece) -> int:
-    """The checksum that the chunk table has of a member: a chunk ends in its own crc32c (zarr's last codec, which
-    checks it while decoding), so that is compared, to know that it is this chunk; metadata is summed up here."""
+    """The checksum of a member as the chunk table has it. A chunk ends in its own crc32c (zarr's last codec checks it
+    while decoding), which shows that it is this chunk; the checksum of metadata is computed here."""
     return int.from_bytes(data[-4:], "little") if piece.array != METADATA else checksum(data)
 
 
 def is_sound(data: memoryview, crc32c: int, *, is_chunk: bool) -> bool:
-    """True if all bytes of a member are as the chunk table says: a chunk, or metadata."""
+    """True if the bytes of a chunk or of metadata match the chunk table."""
     if is_chunk:
         return int.from_bytes(data[-4:], "little") == crc32c == checksum(data[:-4])
     return checksum(data) == crc32c
 
 
 def from_table(table: pa.Table) -> dict[str, ShardIndex]:
-    """Shard -> its index, of a chunk table."""
+    """Shard -> its index, from a chunk table."""
     known = numbers(table["chunk"]) >= 0
     known |= np.array([member == "zarr.json" for member in table["member"].to_pylist()], bool)
     table = table.filter(arrow(known))

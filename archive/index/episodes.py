@@ -32,16 +32,16 @@ COLUMNS = (
     "commit",
 )  # fmt: skip
 
-_BY_VALUE = ("episode_id", "buffer", "session", "run", "rank", "env_id")  # columns that a condition names values of
+_BY_VALUE = ("episode_id", "buffer", "session", "run", "rank", "env_id")  # columns filtered by a list of values
 METADATA_COLUMN = "metadata."  # of columns
-_FOUND = ("chains", "episode_of_row", "beyond_steps", "_run_of", "metadata")  # what an index finds out once
+_FOUND = ("chains", "episode_of_row", "beyond_steps", "_run_of", "metadata")  # what an index computes once
 
 
 class EpisodeIndex:
     """The episodes of a snapshot, in the order in which they were last written.
 
-    live: rows of the segments table that are live, which an episode has rather than what has superseded them.
-    branch: the session as which episodes are seen, and how far each of its ranks had got (None: all that is there).
+    live: live rows of the segments table; an episode has these rather than the rows that superseded them.
+    branch: the session whose view this is, and the offsets of its ranks (None: all that is there).
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class EpisodeIndex:
         self._labels: tuple[pa.Table, Labels] | None = None
 
     def as_of(self, commit: Commit) -> EpisodeIndex:
-        """The index as of another commit; what was found out is kept where that has the same episodes."""
+        """The index as of another commit; cached results stay where that commit has the same episodes."""
         out = EpisodeIndex(self.snapshot.as_of(commit), self._live, self._branch)
         if self.snapshot.commit.same_episodes(commit):
             out.__dict__.update((name, self.__dict__[name]) for name in _FOUND if name in self.__dict__)
@@ -68,8 +68,7 @@ class EpisodeIndex:
         return chains.resolve(marks, lambda: self.snapshot.columns(chains.DETAIL), self._live, self._current)
 
     def _current(self, rows: pa.Table, episode: Ints) -> Mask:
-        """A mask of the rows that say how their episodes stand: the branch has them or, without one, none left them
-        behind."""
+        """Mask of the rows visible on this branch; without a branch, of the rows that no branch left behind."""
         if self._branch is None:
             known = self.snapshot.branches
             return known.current(ByWriter(rows), episode) if known else np.ones(len(episode), bool)
@@ -107,7 +106,7 @@ class EpisodeIndex:
 
     @property
     def labels(self) -> Labels:
-        """The labels of the episodes, as of the commit whose labels count."""
+        """The labels of the episodes, as of the commit whose labels apply."""
         said = self.snapshot.later.labels
         if self._labels is None or self._labels[0] is not said:
             row = segments_of(said, self.snapshot.columns(ADDRESS)) if said.num_rows else np.zeros(0, np.int64)
@@ -117,7 +116,7 @@ class EpisodeIndex:
 
     @cached_property
     def metadata(self) -> Objects:
-        """Their metadata by name."""
+        """The episodes' metadata by name."""
         return Objects(self.column("metadata"), "metadata of an episode")
 
     @property
@@ -127,7 +126,7 @@ class EpisodeIndex:
 
     @property
     def metadata_names(self) -> list[str]:
-        """The columns of metadata: of the names that most episodes have a value of, at most 100."""
+        """The columns of metadata: the names that most episodes have a value for, at most 100."""
         return [METADATA_COLUMN + name for name in self.metadata.names]
 
     def check_comparable(self, name: str) -> None:
@@ -135,7 +134,7 @@ class EpisodeIndex:
         of_label, of_metadata = name.startswith(PREFIX), name.startswith(METADATA_COLUMN)
         fine = self.labels.is_comparable(name) if of_label else True
         if not fine or (of_metadata and not self.metadata.is_comparable(name.removeprefix(METADATA_COLUMN))):
-            raise UsageError(f"{name} has values of several types and cannot be compared")
+            raise UsageError(f"{name} has values of several types and cannot be compared; filter by another column")
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "metadata"} | {"_labels": None}
@@ -154,7 +153,7 @@ class EpisodeIndex:
 
     @cached_property
     def beyond_steps(self) -> Mask:
-        """Rows of the segments table that may hold what belongs to more than their own steps (axes free and offset)."""
+        """Mask of the rows of the segments table that may hold more than their own steps (axes free and offset)."""
         texts, row = coded(self.snapshot.columns(["schema"])["schema"])
         held = [any(f.axis in ("free", "offset") for f in schema.loads(text).fields) for text in texts]
         out: Mask = np.array(held, bool)[row]
@@ -228,7 +227,7 @@ class EpisodeIndex:
         raise UsageError(f'episodes cannot be filtered by {name!r}; use where="..." for any column')
 
     def _any_segment(self, rows: Mask) -> Mask:
-        """Episodes of which some segment is marked."""
+        """Mask of the episodes with a marked segment."""
         picked = rows[self.chains.rows]
         if self.chains.single or not len(self):
             return picked
@@ -245,7 +244,7 @@ class EpisodeIndex:
         return found
 
     def _made_with(self, value: str | Iterable[str]) -> Mask:
-        """Segments that have a step of one of these weights."""
+        """Mask of the segments that have a step made with one of these weights."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -261,7 +260,7 @@ class EpisodeIndex:
         return rows
 
     def _made_between(self, low: int, high: int) -> Mask:
-        """Segments that have a step of one of these update counts."""
+        """Mask of the segments that have a step made with one of these update counts."""
         least, most = (
             numbers(self.snapshot.columns([n])[n], fill)
             for n, fill in (("update_count_min", np.iinfo(np.int64).max), ("update_count_max", np.iinfo(np.int64).min))
@@ -280,7 +279,7 @@ def value_set(name: str, value: Any, kind: pa.DataType) -> pa.Array:
         if pa.types.is_integer(kind) and not all(
             v is None or type(v) is int or isinstance(v, np.integer) for v in values
         ):
-            raise TypeError("that is no integer")  # which Arrow would cut to one
+            raise TypeError("that is no integer")  # Arrow would truncate it
         return pa.array(values, kind)
     except (pa.ArrowException, OverflowError, TypeError, UnicodeEncodeError) as e:
         raise UsageError(f"{name}={value!r:.200}: give one or several values of type {kind} ({e})") from e

@@ -26,7 +26,7 @@ _TOKEN = re.compile(
     r"|(?P<name>[A-Za-z_][\w.\-]*)|(?P<op>==|!=|<=|>=|<>|[=<>(),])|(?P<bad>\S))"
 )
 _WORDS = {"and", "or", "not", "in", "is", "null", "none", "true", "false"}
-KEYED = ("metadata.", "label.")  # columns of any key
+KEYED = ("metadata.", "label.")  # prefixes of columns with any key
 MAX_JOINTS = 1000  # Arrow evaluates expressions recursively, and would crash
 _NEGATIONS = ("not ", "!=", "<>", "invert(")
 _CONSTANTS: dict[str, Any] = {"true": True, "false": False, "null": None, "none": None}
@@ -38,14 +38,14 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class _Operand(NamedTuple):
-    """A column or a value, which is no condition yet."""
+    """A column or a value; not a condition yet."""
 
     value: Any
     is_column: bool
 
 
 def parse(text: str, columns: Collection[str]) -> tuple[pc.Expression, set[str]]:
-    """The expression of a condition, and the columns that it needs. UsageError for what is no condition."""
+    """The expression of a condition, and the columns that it needs. UsageError if the text is not a condition."""
     parser = _Parser(text, columns)
     return parser.parse(), parser.needed
 
@@ -90,7 +90,7 @@ class _Parser:
         )
 
     def _accept(self, *words: str) -> str:
-        """The next token if it is one of these words or signs, which is then done with; else nothing."""
+        """The next token, consumed, if it is one of these words or signs; else the empty string."""
         if self.at < len(self.tokens):
             kind, text = self.tokens[self.at]
             if kind in ("word", "op") and text in words:
@@ -198,8 +198,8 @@ def _value(operand: _Operand) -> Any:
 
 
 class Met(NamedTuple):
-    """The rows that meet a condition; and what it says nothing of, for people: columns without values, rows that are
-    left out because of it. negated: whether the condition has a negation, which does not bring these rows back."""
+    """The rows that meet a condition, and notes for people: columns without values, rows that are left out because of
+    them. negated: True if the condition has a negation, which does not bring these rows back."""
 
     mask: Mask
     notes: tuple[str, ...]
@@ -209,7 +209,7 @@ class Met(NamedTuple):
 def matching(
     condition: Any, column: Callable[[str], Any], count: int, names: Callable[[str], Iterable[str]] = lambda _: COLUMNS
 ) -> Met:
-    """The rows of a table that meet a condition: text, or an Arrow expression over the columns that `names` gives of
+    """The rows of a table that meet a condition: text, or an Arrow expression over the columns that `names` gives for
     its text."""
     import pyarrow as pa
 

@@ -1,8 +1,8 @@
-"""Pure, no I/O: what is said of episodes after they were written: which rows of the labels table apply, as columns.
+"""Pure, no I/O: labels of episodes, set after they were written; the rows of their table that apply, as columns.
 
-A row names the episode's newest segment when it was said, and applies where that segment is in the episode's chain as
-the reader sees it. Of the rows of an episode and key that apply, the last one counts; without a value it takes the
-label back.
+A row names the episode's newest segment at that time, and applies where that segment is in the episode's chain as
+the reader sees it. Of the rows of an episode and key that apply, the last one counts; without a value it removes the
+label.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Labels:
     """The labels of the episodes of an index."""
 
     def __init__(self, said: pa.Table, episode: Ints, count: int) -> None:
-        """said: rows of the labels table; episode: the number of the episode that each applies to, -1 for none;
-        count: how many episodes there are."""
+        """said: rows of the labels table; episode: number of the episode that each applies to, -1 for none; count: the
+        number of episodes."""
         applies = np.flatnonzero(episode >= 0)
         self._said = said if len(applies) == len(episode) else said.take(applies)
         self._episode = episode[applies]
@@ -36,7 +36,7 @@ class Labels:
 
     @cached_property
     def _rows(self) -> dict[str, Ints]:
-        """Key -> its rows, oldest first; of keys that some episode has."""
+        """Key -> its rows, oldest first, for keys that some episode has."""
         if not self._said.num_rows:
             return {}
         keys = self._said["key"].combine_chunks()
@@ -48,11 +48,11 @@ class Labels:
 
     @cached_property
     def names(self) -> list[str]:
-        """The columns of labels, sorted: of keys that some episode has a value for."""
+        """The columns of labels, sorted, for keys that some episode has a value for."""
         return [PREFIX + key for key in self._rows if self.texts(key).null_count < self._count]
 
     def texts(self, key: str) -> pa.Array:
-        """The JSON text of the label that counts, one an episode; null where there is none."""
+        """The JSON text of the label that applies, one for each episode; null where there is none."""
         import pyarrow as pa
 
         last = np.full(self._count, -1, np.int64)
@@ -62,7 +62,7 @@ class Labels:
         return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
 
     def column(self, name: str) -> pa.ChunkedArray:
-        """One value an episode, of the type that all of them are of; JSON text where they are of several, or lists."""
+        """One value for each episode, of their common type; JSON text where there are several types, or lists."""
         import pyarrow as pa
 
         key = name.removeprefix(PREFIX)
@@ -81,11 +81,11 @@ class Labels:
 
     @cached_property
     def _by_episode(self) -> tuple[Ints, Ints]:
-        """Rows in order of their episodes, and where those of each begin."""
+        """Rows in the order of their episodes, and the start of each episode."""
         return np.argsort(self._episode, kind="stable"), offsets_of(np.bincount(self._episode, minlength=self._count))
 
     def history(self, episode: int) -> list[dict[str, Any]]:
-        """The labels of an episode, with those that no longer count, oldest first: key, value, by, created_at,
+        """The labels of an episode, with those that no longer apply, oldest first: key, value, by, created_at,
         commit."""
         order, offsets = self._by_episode
         start, stop = offsets[episode : episode + 2]
@@ -93,7 +93,7 @@ class Labels:
         return [row | {"value": _value(row["value"])} for row in rows]
 
     def of(self, episode: int) -> dict[str, Any]:
-        """Key -> value of one episode."""
+        """Key -> value, for one episode."""
         newest = {row["key"]: row["value"] for row in self.history(episode)}
         return {key: value for key, value in sorted(newest.items()) if value is not None}
 
@@ -103,8 +103,7 @@ def _value(text: str | None) -> Any:
 
 
 def text_of(value: Any, where: str) -> str | None:
-    """The JSON text of a value that somebody gives; None takes a label back. StateError for what JSON has no word
-    for."""
+    """The JSON text of a value that a user gives; None removes a label. StateError if JSON cannot express it."""
     kind = type(value)
     if value is None:
         return None

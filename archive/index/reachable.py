@@ -1,4 +1,4 @@
-"""Which objects a commit leads to, from commits and tables alone: never from data, and nothing is listed.
+"""The objects that a commit leads to, from commits and tables alone: data is never read, and nothing is listed.
 
 archive/FORMAT.md, Letting go, says what that is. Requests and memory are in proportion to the tables.
 """
@@ -23,14 +23,14 @@ from archive.tables import SHARDED, distinct
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Place = tuple[int, int | None]  # of a checkpoint: its commit, and the one with whose tables it is read, if another
+Place = tuple[int, int | None]  # of a checkpoint: its commit, and the one whose tables serve it, if another
 _AT_ONCE = 256  # commits read together
 _BYTES_AT_ONCE = 64 * 1024 * 1024  # of manifest files
 
 
 @dataclass(frozen=True)
 class Reach:
-    """Keys of objects, by what they are. Of a shard that is a directory, the key of its folder.
+    """Keys of objects, by kind. A shard that is a directory is there by the key of its folder.
 
     bases: archive id -> keys in other archives.
     """
@@ -42,11 +42,11 @@ class Reach:
 
     @property
     def keys(self) -> set[str]:
-        """The keys in the archive itself."""
+        """The keys within the archive itself."""
         return self.manifests | self.shards | self.states
 
     def add(self, other: Self) -> None:
-        """Add the keys that another has."""
+        """Add the keys of another Reach."""
         for name in ("manifests", "shards", "states"):
             getattr(self, name).update(getattr(other, name))
         for base, keys in other.bases.items():
@@ -61,24 +61,24 @@ class Reach:
 
 
 class Walk:
-    """Finds what commits lead to, and reads each commit and manifest file once, however many lead there."""
+    """A walk from commits to the objects that they lead to. It reads each commit and manifest file once."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._rows: dict[str, Reach] = {}  # path of a file of the segments or late table -> what its rows name
-        # of a checkpoint, and whether its tables count as a whole: what it needs, and files all of whose rows it does
+        self._rows: dict[str, Reach] = {}  # path of a file of the segments or late table -> the objects of its rows
+        # checkpoint, whether its tables count as a whole -> what it needs, and the files whose rows it needs all
         self._needs: dict[tuple[Place, bool], tuple[Reach, tuple[FileRef, ...]]] = {}
 
     def know(self, ref: FileRef, rows: pa.Table) -> None:
-        """The rows of a file of the segments or late table that need not be read: it may not be there yet."""
+        """Give the rows of a file of the segments or late table, which is not read then: it may not be there yet."""
         found = Reach()
         found.add_rows(rows)
         self._rows[ref.path] = found
 
     def reach(self, commit: Commit, places: set[Place] | None = None) -> Reach:
-        """The keys that a commit leads to. places: of its checkpoints; None: those that its tables say.
+        """The keys that a commit leads to. places: of its checkpoints; None takes them from its tables.
 
-        The commit may be one that is not there yet, if it has its number, and its places and rows are given.
+        The commit may still be a draft, if it has its number, and its places and rows are given.
         """
         out = Reach(manifests={ref.path for ref in commit.files_led_to})
         files = {ref.path: ref for ref in commit.files("segments")}
@@ -90,15 +90,15 @@ class Walk:
         return out
 
     def tables(self, commit: Commit, there: Container[str]) -> Reach:
-        """The manifest files that a commit names, and what rows of those say that are there: not of its checkpoints."""
+        """The manifest files that a commit names, and the objects in rows of those in `there`; no checkpoints."""
         out = Reach(manifests={ref.path for ref in commit.files_led_to})
         for kind in SHARDED:
             self._add_rows(out, kind, [ref for ref in commit.files(kind) if ref.path in there])
         return out
 
     def needs(self, commit: Commit, serving: Commit, *, whole: bool) -> Reach:
-        """The keys that a checkpoint needs beside its commit. whole: all rows of the tables that serve it count, which
-        the caller adds, not those alone that hold its steps."""
+        """The keys that a checkpoint needs beside its commit. whole: all rows of the tables that serve it count, and
+        the caller adds them; else only the rows that hold its steps."""
         record = commit.checkpoint
         if record is None:
             raise CorruptManifestError(f"commit {commit.number} at {self._storage.url} is no checkpoint")
@@ -112,7 +112,7 @@ class Walk:
         return own
 
     def _walk_checkpoints(self, head: Commit, places: set[Place] | None) -> list[tuple[Reach, tuple[FileRef, ...]]]:
-        """The needs of the checkpoints of a commit, each looked at once, and files all of whose rows they need."""
+        """The needs of a commit's checkpoints, each looked at once, and the files whose rows they need all."""
         places = checkpoint_places(self._storage, head) if places is None else places
         wanted = [(place, head.let_go is None or _tables_of(place) >= head.let_go) for place in places]
         new = sorted((one for one in wanted if one not in self._needs), key=lambda one: one[0][0])
@@ -129,7 +129,7 @@ class Walk:
         return [self._needs[one] for one in wanted]
 
     def _add_rows(self, out: Reach, kind: str, refs: Iterable[FileRef]) -> None:
-        """Add the keys that rows of these files name; each file is read when it is first met."""
+        """Add the keys that rows of these files name; each file is read once."""
         files = list(refs)
         for some in _together([ref for ref in files if ref.path not in self._rows]):
             for ref, data in zip(some, tablefiles.fetch(self._storage, some), strict=True):
@@ -139,7 +139,7 @@ class Walk:
 
 
 def held_rows(snapshot: Snapshot, commit: Commit) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Rows of a segments table that hold the live steps of a checkpoint, and the rest of their episodes."""
+    """Rows of a segments table that hold live steps of a checkpoint, and the other rows of their episodes."""
     live = tablefiles.load(snapshot.storage, "live", [] if commit.live is None else [commit.live])
     located = tables.locate(live, snapshot.columns(tables.LOCATING))
     sequences = None if commit.checkpoint is None else commit.checkpoint.sequences
@@ -149,7 +149,7 @@ def held_rows(snapshot: Snapshot, commit: Commit) -> np.ndarray[Any, np.dtype[np
 
 
 def _tables_of(place: Place) -> int:
-    """The number of the commit with whose tables a checkpoint is read."""
+    """The number of the commit whose tables serve a checkpoint."""
     return place[0] if place[1] is None else place[1]
 
 
@@ -162,7 +162,7 @@ def checkpoint_places(storage: Storage, head: Commit) -> set[Place]:
 
 
 def _together(refs: list[FileRef]) -> Iterator[list[FileRef]]:
-    """Files that are fetched at once: as many as memory allows."""
+    """Groups of files to fetch at once: as many as memory allows."""
     some: list[FileRef] = []
     for ref in refs:
         if some and sum(one.bytes for one in some) + ref.bytes > _BYTES_AT_ONCE:

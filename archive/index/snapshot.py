@@ -1,5 +1,5 @@
-"""The tables of an archive as one commit has them, read when they are asked for: the segments table and what is beside
-it, and what was said of episodes since."""
+"""The tables of an archive as of one commit, read when they are asked for: the segments table and those beside it, with
+the labels and derived columns of the archive's newest commit."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _AT_ONCE = 16  # claims
 
 
 class Later:
-    """Labels of episodes and fields that were added to them after they were written, as of one commit. An archive
-    shares it with its checkpoints, whose own commits may be older."""
+    """Labels of episodes, and derived columns, as of one commit. An archive shares it with its checkpoints, whose own
+    commits may be older."""
 
     def __init__(self, storage: Storage, head: Commit, *, read_only: bool = False) -> None:
-        """head: the commit whose labels and late fields count; read_only: it stays that one."""
+        """head: the commit whose labels and derived columns apply; read_only: it stays that one."""
         self.storage = storage
         self.head = head
         self.read_only = read_only
         self._tables: dict[str, tuple[tuple[FileRef, ...], pa.Table]] = {}
 
     def show(self, head: Commit) -> None:
-        """Count what others said until that commit, too."""
+        """Apply what others committed up to that commit, too."""
         if head.number > self.head.number:
             self.head = head
 
     def without_fields(self) -> Later:
-        """The same, but for the fields that were added."""
+        """The same without derived columns."""
         return Later(self.storage, replace(self.head, late=None), read_only=True)
 
     @property
@@ -63,50 +63,50 @@ class Later:
 
 
 class Snapshot:
-    """The segments table as one commit sees it, or its newest files, loaded by column; immutable, so what was read is
-    kept. `later`: what was said of its episodes since; `files`: those whose rows it has, oldest first."""
+    """The segments table as of one commit, or its newest files, loaded by column. It is immutable, so what was read is
+    kept. `later`: labels and derived columns; `files`: the files whose rows it has, oldest first."""
 
     def __init__(self, storage: Storage, commit: Commit, later: Later | None = None) -> None:
         self.storage = storage
         self.commit = commit
         self.later = Later(storage, commit) if later is None else later
         self.files = commit.files("segments")
-        self._bytes: dict[str, bytes] = {}  # path of a file -> what it holds
+        self._bytes: dict[str, bytes] = {}  # path of a file -> its content
         self._columns: dict[str, pa.ChunkedArray] = {}
         self._branches: Branches | None = None
-        self._rows: int | None = None  # where they are given
+        self._rows: int | None = None  # set where the rows are given
 
     @classmethod
     def of(cls, storage: Storage, commit: Commit, table: pa.Table) -> Self:
-        """With these rows (all of its columns, or those that will be asked for) instead of the commit's."""
+        """A snapshot with these rows (all columns, or those that will be asked for) instead of the commit's."""
         out = cls(storage, commit)
         out._columns = {name: table[name] for name in table.column_names}
         out._rows = table.num_rows
         return out
 
     def as_of(self, commit: Commit) -> Snapshot:
-        """The table as another commit sees it; what was read is kept where that has the same."""
+        """The table as of another commit; what was read is kept where that has the same."""
         later = Later(self.storage, commit, read_only=self.later.read_only)
         same = self.commit.same_episodes(commit)
         return self._but(commit=commit, later=later) if same else Snapshot(self.storage, commit, later)
 
     def as_written(self) -> Snapshot:
-        """The same, without the fields that were added later; what was read is kept."""
+        """The same without derived columns; what was read is kept."""
         return self._but(later=self.later.without_fields())
 
     def newest(self, count: int) -> Snapshot:
-        """Only the rows of so many of its newest files, which are fetched once for all that have them."""
+        """The rows of `count` of its newest files alone, which are fetched once for all that have them."""
         return self._but(files=self.files[len(self.files) - count :], _columns={}, _rows=None)
 
     def _but(self, **changes: Any) -> Snapshot:
-        """The same with what was read, but for these attributes."""
+        """A copy with these attributes changed; it shares what was read."""
         out = object.__new__(Snapshot)
         out.__dict__.update(self.__dict__ | changes)
         return out
 
     @property
     def older(self) -> tuple[FileRef, ...]:
-        """The files of the table whose rows it has not."""
+        """The files of the table whose rows it does not have."""
         every = self.commit.files("segments")
         return every[: len(every) - len(self.files)]
 
@@ -134,7 +134,7 @@ class Snapshot:
 
     @property
     def branches(self) -> Branches:
-        """The recorded resumes: nothing is fetched where there are none."""
+        """The recorded resumes; nothing is fetched if there are none."""
         if self._branches is None:
             self._branches = Branches.of(tablefiles.load(self.storage, "branches", self.commit.files("branches")))
         return self._branches
@@ -147,10 +147,10 @@ class Snapshot:
 
 
 def run_of_session(snapshot: Snapshot) -> dict[str, str | None]:
-    """Session -> run, for all sessions that have rows; None where nothing says it.
+    """Session -> run, for all sessions that have rows; None where it is recorded nowhere.
 
-    A commit names each run's newest session and the hundred before it. Of others, and of sessions that came along with
-    the episodes of another archive, the claim of one of their ranks says it.
+    A commit names each run's newest session and the hundred before it. For others, and for sessions that came with
+    the episodes of another archive, the claim of one of their ranks names the run.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -1,5 +1,5 @@
-"""Between checkpoints: what a rank adds comes in, numbered objects that make it durable go out; and after a crash a
-checkpoint with all that they hold."""
+"""The journal, between checkpoints. Additions of a rank come in; numbered objects that make them durable go out, and
+after a crash a checkpoint with all that these hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The journal of one writer: says when what was added is durable, and sees to it."""
+"""The journal of one writer: it makes additions durable, and reports how far they are."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from archive.write import Buffer, Changes, Pipeline, Seal, kept
 
 @dataclass(frozen=True)
 class Durable:
-    """How far what a writer added is durable, beyond its commits.
+    """The extent to which a writer's additions are durable beyond its commits.
 
-    positions: of each (buffer, env id) the position below which all steps are; -1 is what was added without an env id.
-    seconds_behind: how old the oldest addition is that is not durable, 0.0 if all is.  number: of the next object of
+    positions: (buffer, env id) -> the offset below which all steps are durable; -1 stands for no env id.
+    seconds_behind: age of the oldest addition that is not durable, 0.0 if all are.  number: of the next object of
     the journal.  pending_bytes: of steps that are not durable.
     """
 
@@ -40,12 +40,12 @@ class Durable:
         return f"<durable: {behind}, next object {self.number}>"
 
 
-_AT_EXIT_S = 10.0  # that ending without a commit waits for the store
+_AT_EXIT_S = 10.0  # the wait for the store at an end without a commit
 
 
 class Journal:
-    """Keeps the journal of a writer. `send`: hands in all that is pending, and `tick()`; it is called with the writer's
-    lock held.  `background`: a method of the writer that calls `in_background`; must take the lock."""
+    """The journal of a writer. `send`: hands in all pending steps, and `tick()`; it is called with the writer's lock
+    held. `background`: a method of the writer that takes the lock and calls `in_background`."""
 
     def __init__(
         self, place: Place, pipeline: Pipeline, objects: JournalObjects, changes: Changes,
@@ -71,7 +71,7 @@ class Journal:
         objects.ended = self._heartbeat.end
 
     def begin(self, resumed: bool) -> None:
-        """The buffers are as they begin; those that were resumed are journaled at once."""
+        """Begin with the buffers as they are. Buffers that were resumed are journaled at once."""
         self._durable = self._positions()
         if resumed:
             self.saying.live = tables.concat(
@@ -80,7 +80,7 @@ class Journal:
             self.ticker.note(soon=True)
 
     def say(self, inner: Buffer, columns: Any, attributes: Any, progress: Any) -> None:
-        """Values for the next tick."""
+        """Add values to the next tick."""
         self.saying.columns(inner, columns or {})
         self.saying.attributes(inner, attributes or {})
         if progress is not None:
@@ -94,12 +94,12 @@ class Journal:
         return {(name, env): position for name, of in found for env, position in of.items()}
 
     def tick(self) -> Seal:
-        """The end of a tick, with all that is to be said; what it ends was handed in just before."""
+        """The seal of a tick, with all that it records; its steps were handed in just before."""
         gone = {name: taken for name, buffer in self._buffers.items() if (taken := buffer.live_set.take_left())}
         return Seal(self.saying.take(gone), self._positions(), self.ticker.oldest)
 
     def ticked(self) -> None:
-        """It was handed in."""
+        """Take note that the tick was handed in."""
         self.ticker.take()
         if not self.superseded:
             self._pipeline.retry_failed()
@@ -119,35 +119,35 @@ class Journal:
             logger.exception("what the journal follows could not be taken in")
 
     def in_background(self) -> None:
-        """A tick by the journal's thread, with the writer's lock held. What fails is raised by the next call."""
+        """Flush pending steps to the journal, from its thread and with the lock. The next call raises any error."""
         try:
             if self.ticker.wanted and not self.superseded:  # else the same puts would fail again and again
                 self.send()
         except BaseException as error:
             self._error = error
-            logger.exception("the journal could not go on")
+            logger.exception("the journal could not flush; the next call of the writer raises the error")
 
     def surface(self) -> None:
-        """Raise what failed in the thread; SupersededError if a newer session is known."""
+        """Raise the thread's error; SupersededError if a newer session is known."""
         self._heartbeat.surface()
         if (error := self._error) is not None:
             self._error = None
             raise error
 
-    # -- how far it is ------------------------------------------------------------------------------------------
+    # -- progress ------------------------------------------------------------------------------------------------------
 
     @property
     def superseded(self) -> bool:
-        """True if a newer session is known, so that nobody takes over what is journaled."""
+        """True if a newer session is known, which does not read what is journaled from now on."""
         return self._heartbeat.superseded
 
     def check_newest(self) -> None:
-        """Before anything is said to be durable: SupersededError if a newer session of the run was opened."""
+        """SupersededError if a newer session of the run was opened. Called before anything is reported as durable."""
         self._heartbeat.check()
 
     @property
     def durable(self) -> Durable:
-        """The extent to which it is durable now."""
+        """The extent to which additions are durable now."""
         with self._lock:
             self._settle()
             pending = self._pipeline.pending_bytes + sum(buffer.slabs.nbytes for buffer in self._buffers.values())
@@ -155,13 +155,13 @@ class Journal:
 
     @property
     def seconds_behind(self) -> float:
-        """How old the oldest addition is that is not durable, 0.0 if all is. Needs no lock: for who looks on."""
+        """The age of the oldest addition that is not durable, 0.0 if all are. Needs no lock."""
         ticks = dropwhile(lambda tick: tick.durable, list(self._pipeline.seals))
         oldest = next((tick.oldest for tick in ticks if tick.oldest is not None), self.ticker.oldest)
         return 0.0 if oldest is None else max(time.monotonic() - oldest, 1e-6)
 
     def _settle(self) -> None:
-        """Take note of what has become durable."""
+        """Take note of additions that have become durable."""
         for tick in list(self._pipeline.seals):
             if not tick.durable:
                 return
@@ -169,7 +169,7 @@ class Journal:
             self._pipeline.seals.popleft()
 
     def await_durable(self, timeout_s: float, stop: float) -> None:
-        """Wait until all ticks so far are durable. Raises what storing one failed with; NotDurableError at `stop`."""
+        """Wait until all ticks so far are durable. Raises the error of a failed upload; NotDurableError at `stop`."""
         for tick in list(self._pipeline.seals):
             done = _done(tick.laid_out, stop) and all(_stored(upload.future, stop) for upload in tick.uploads)
             if not done:
@@ -181,14 +181,14 @@ class Journal:
                 )
 
     def finish(self) -> None:
-        """What is pending is journaled, as it will not be committed; what fails is logged. With the writer's lock."""
+        """Flush pending steps, which will not be committed; errors are logged. With the writer's lock."""
         self.followed.clear()
         try:
             self.send()
             self.await_durable(_AT_EXIT_S, time.monotonic() + _AT_EXIT_S)
             self.check_newest()
         except Exception:
-            logger.warning("what was added last could not be journaled", exc_info=True)
+            logger.warning("the last steps could not be flushed; they are lost when the process ends", exc_info=True)
 
     @property
     def behind(self) -> Sample:
@@ -203,7 +203,7 @@ class Journal:
 
 
 class _Newest:
-    """The newest commit as far as it is known, read on from there."""
+    """The newest commit that is known; it reads on from there."""
 
     def __init__(self, log: CommitLog, place: Place) -> None:
         self._log, self._place = log, place
@@ -217,7 +217,7 @@ class _Newest:
 
 
 def _done(future: Future[Any], stop: float) -> bool:
-    """True if it comes to an end in time; raises what it failed with."""
+    """True if the future ends in time; raises its error."""
     wait([future], timeout=max(0.0, stop - time.monotonic()))
     if not future.done():
         return False
@@ -230,18 +230,18 @@ def _stored(future: Future[Any] | None, stop: float) -> bool:
 
 
 def seconds(journal_s: float | None) -> float | None:
-    """What was asked for, checked; UsageError if that is no time."""
+    """The seconds that were given, checked; UsageError if they are no length of time."""
     if journal_s is None:
         return None
     good = isinstance(journal_s, (int, float)) and not isinstance(journal_s, bool) and 0 < journal_s <= 86400
     if not good:
         raise UsageError(
-            f"journal_s={journal_s!r}: give the seconds after which what was added is durable at the latest, above 0, "
+            f"journal_s={journal_s!r}: give the seconds after which additions are durable at the latest, above 0, "
             "such as 2.0; or None for no journal"
         )
     return float(journal_s)
 
 
 _open: weakref.WeakSet[Journal] = weakref.WeakSet()
-in_child(_open.clear)  # they belong to the parent
+in_child(_open.clear)  # journals belong to the parent
 source("archive.journal.behind", lambda: [journal.behind for journal in list(_open)])

@@ -1,4 +1,4 @@
-"""A checkpoint made of the newest one and of what ranks have journaled since, on behalf of ranks that died.
+"""Recovery: a checkpoint made of the newest one and of the journals beyond it, on behalf of ranks that died.
 
 It is one commit of their session, as if all of them had made a checkpoint after their last whole tick. It fences nobody
 off: as long as no other session of the run is opened, what a rank writes beyond can still be committed.
@@ -44,21 +44,21 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 AT_ONCE = 16
-MARK = "+tail-"  # in the name of a recovered checkpoint, after that of the one it was made of
+MARK = "+tail-"  # in the name of a recovered checkpoint, after the name of its base
 _WHERE = ("buffer", "session", "rank", "env_id", "position", "length")
 _CHAINED = tuple(dict.fromkeys((*_WHERE, "shard", *chains.COLUMNS, *chains.DETAIL)))
 
 
 class _MovedError(Exception):
-    """Somebody committed a checkpoint of this session meanwhile."""
+    """A checkpoint of this session was committed meanwhile."""
 
 
 def recover(log: CommitLog, run: str) -> Commit | None:
-    """Commit a checkpoint with all that the newest session of a run has journaled beyond its newest one; of a newest
-    one without buffers with those of the one before.
+    """Commit a checkpoint with all that the newest session of a run has journaled beyond its newest one. If that has no
+    buffers, those of the one before count.
 
-    None if there is nothing, or if another session of the run was opened meanwhile, which is logged. Whoever does it
-    first has done it for all.
+    None if there is nothing, or if another session of the run was opened meanwhile, which is logged. The first caller
+    does it for all.
     """
     while True:
         head = log.catch_up()
@@ -96,7 +96,7 @@ def _committed(log: CommitLog, head: Commit, run: str, base: RecoveryBase, found
 
 
 def _name(base: RecoveryBase) -> str:
-    """A new one: "step-1000+tail-1a2b3c4d", or "tail-1a2b3c4d" where there was nothing before."""
+    """A new name: "step-1000+tail-1a2b3c4d", or "tail-1a2b3c4d" without an earlier checkpoint."""
     recovered = base.about is not None and base.about.record.recovered is not None
     stem = base.name.partition(MARK)[0] if recovered else base.name
     stem = "" if recovered and stem.startswith(MARK[1:]) else stem
@@ -104,14 +104,14 @@ def _name(base: RecoveryBase) -> str:
 
 
 def _check_same(run: str, entry: RunEntry, parent: Commit) -> None:
-    """Refuse a commit after which what the tails were added to is no longer the newest."""
+    """Refuse a commit if the base of the recovery is no longer the newest checkpoint."""
     now = parent.runs[run]
     if now.journal != entry.journal or _commits(now) != _commits(entry):
         raise _MovedError
 
 
 def _commits(entry: RunEntry) -> list[int | None]:
-    """The commits of its newest checkpoints; where they are read has nothing to say."""
+    """The commits of its newest checkpoints, whatever tables serve them."""
     return [None if mark is None else mark.commit for mark in (entry.latest, entry.latest_replay)]
 
 
@@ -141,16 +141,16 @@ def _staged(
     return stage(log.storage, request, fold.cuts(rank), [Written(held.rows)], states=base.states(rank))
 
 
-# -- what a recovery begins with ---------------------------------------------------------------------------------------
+# -- the base of a recovery --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class RecoveryBase:
-    """The checkpoints that a recovery goes on from: the newest of the session, or the one from which it went on.
+    """The checkpoints that a recovery goes on from: the newest of the session, or the one that it resumed from.
 
-    held: the one whose live steps its ranks held when the tails began: the session's own newest that has its buffers,
-    or (own is False) the one that it resumed from.  about: the newest of all these, with or without buffers, which says
-    how far training had got. None: there is none.  ordinal: of the session's own newest one; 0 if it has none.
+    held: the one with the live steps of its ranks when the tails began: the session's own newest that has its buffers,
+    or (own is False) the one that it resumed from.  about: the newest of all these, with or without buffers, which has
+    the progress of training. None: there is none.  ordinal: of the session's own newest one; 0 if it has none.
     """
 
     session: str
@@ -162,14 +162,14 @@ class RecoveryBase:
 
     @classmethod
     def of(cls, storage: Storage, head: Commit, entry: RunEntry, found: Mapping[int, RankTail]) -> Self:
-        """Of a run whose tails were read."""
+        """The base for a run whose tails were read."""
         every = Checkpoints(storage, head)
         replay, newest = (
             every.at_commit(mark.commit, mark.manifest) if mark is not None and mark.session == entry.session else None
             for mark in (entry.latest_replay, entry.latest)
         )
         if replay is not None and newest is not None and replay.number == newest.number:
-            newest = replay  # what was read of it is read once
+            newest = replay  # one object, so that it is read once
         ordinal = 0 if newest is None else newest.record.ordinal
         said = next((n for one in found.values() if (n := one.held.resumed_from) is not None), None)
         resumed = entry.resumed_from.commit if said is None and entry.resumed_from is not None else said
@@ -210,12 +210,12 @@ class RecoveryBase:
         return self.held.record.sequences if self.own and self.held is not None else {}
 
     def committed(self, rank: int) -> int:
-        """The session's rows of a rank below this number are in it, or in the newest one without buffers."""
+        """The session's rows of a rank below this number are in `held`, or in the newest one without buffers."""
         newest = self.own_newest
         return max(self.sequences.get(rank, 0), 0 if newest is None else newest.record.sequences.get(rank, 0))
 
     def trained(self, rank: int) -> int:
-        """Of the session's ledger rows "trained" of a rank those below this number are known to its weights."""
+        """The session's ledger rows "trained" of a rank below this number are known to its weights."""
         about = self.own_newest
         if about is None:
             return 0
@@ -223,7 +223,7 @@ class RecoveryBase:
         return known.get(rank, 0)
 
     def states(self, rank: int) -> dict[str, StateRef]:
-        """A rank's states, where they lie."""
+        """The references to a rank's states."""
         out: dict[str, StateRef] = {}
         for part in (_part(self.held, rank), _part(self.about, rank)):
             for buffer, ref in {} if part is None else part.index.states.items():
@@ -233,8 +233,8 @@ class RecoveryBase:
 
     @property
     def before(self) -> Before:
-        """As a fold begins with it. What the session held beside its own newest one stays beside the recovery: who goes
-        on may save it again."""
+        """The input of a fold. Steps that the session held beside its own newest checkpoint stay beside the recovered
+        one: a session that goes on may save them again."""
         held = self.held
         if held is None:
             return Before()
@@ -252,7 +252,7 @@ def _part(checkpoint: Checkpoint | None, rank: int) -> Part | None:
 
 
 def _values(held: Checkpoint, rank: int, buffer: str) -> Saved:
-    """What a checkpoint has of a rank's buffer: its columns in stored form, and its attributes."""
+    """The columns (in stored form) and attributes that a checkpoint has of a rank's buffer."""
     refs = held.staged(rank).index.columns.get(buffer, {})
     columns = {
         name: Column(held.file(ref).rows({ref.array: [(0, ref.rows)]})[ref.array][0], ref.dtype)
@@ -261,12 +261,12 @@ def _values(held: Checkpoint, rank: int, buffer: str) -> Saved:
     return columns, held.attributes(rank, buffer)
 
 
-# -- what is live ------------------------------------------------------------------------------------------------------
+# -- live steps --------------------------------------------------------------------------------------------------------
 
 
 def _folded(snapshot: Snapshot, entry: RunEntry, base: RecoveryBase, found: Mapping[int, RankTail]) -> SessionFold:
-    """What the ranks held when their tails ended. Live steps are found by the rows of the segments table that are
-    committed, and those to come."""
+    """The buffers of the ranks when their tails ended. Live steps are found by the committed rows of the segments
+    table, and those to come."""
     known = [one.world_size for one in (base.held, base.own_newest) if one is not None]
     world_size = max([1 + max(entry.journal or {0: 0}), *known])
     deltas = {rank: tail.held for rank, tail in found.items()}
@@ -287,7 +287,7 @@ def _fresh_rows(kind: str, entry: RunEntry, found: Mapping[int, RankTail]) -> pa
 def _with_fresh(
     snapshot: Snapshot, entry: RunEntry, found: Mapping[int, RankTail], columns: tuple[str, ...]
 ) -> pa.Table:
-    """The segments table, and after it the rows of the tails, as a commit after this one brings them."""
+    """The segments table with the rows of the tails at its end, as the next commit adds them."""
     import pyarrow as pa
 
     fresh = tables.set_column(_fresh_rows("segments", entry, found), "commit", snapshot.commit.number + 1)
@@ -297,11 +297,11 @@ def _with_fresh(
 def _spared(
     snapshot: Snapshot, entry: RunEntry, base: RecoveryBase, found: Mapping[int, RankTail]
 ) -> dict[str, list[Stretch]]:
-    """Buffer -> steps that a recovery keeps although they were removed, for their training is taken back with the
-    weights: those of the newest revision of each such episode, as the session sees it.
+    """Buffer -> removed steps that a recovery keeps, because their training is undone with the weights: those of the
+    newest revision of each such episode, as the session sees it.
 
-    What was trained on after a checkpoint counts as not trained on, for its weights do not know of it; so the removal
-    of its episodes does not count either. Of env rows they are gone: a ring has used their places again.
+    Training after a checkpoint does not count, for its weights do not know of it; so the removal
+    of its episodes does not count either. Episodes of env rows stay gone: a ring has used their places again.
     """
     import pyarrow.compute as pc
 
@@ -324,37 +324,37 @@ def _spared(
     return out
 
 
-# -- what is said of it ------------------------------------------------------------------------------------------------
+# -- logs --------------------------------------------------------------------------------------------------------------
 
 
 def _tell(run: str, made: Commit, found: Mapping[int, RankTail], fold: SessionFold) -> None:
     for one in found.values():
         logger.info(
-            "run %r: took %d objects of the journal of rank %d, with %d steps of %d episodes, up to number %d: %s",
+            "run %r: recovered %d journal objects of rank %d, with %d steps of %d episodes, up to number %d: %s",
             run, one.objects, one.rank, one.steps, one.episodes, one.next, one.why,
         )  # fmt: skip
     _tell_damage(run, found)
     for (rank, buffer, name), count in fold.lacking.items():
         logger.warning(
-            "column %r of buffer %r, rank %d: %d steps were journaled without a value; they have NaN, or 0, there",
+            "column %r of buffer %r, rank %d: %d steps were journaled without a value; they have NaN, or 0, now",
             name,
             buffer,
             rank,
             count,
         )
     name = "" if made.checkpoint is None else made.checkpoint.name
-    logger.info("run %r: checkpoint %r, commit %d, has what was journaled", run, name, made.number)
+    logger.info("run %r: checkpoint %r, commit %d, has the journaled steps", run, name, made.number)
 
 
 def leave_behind(storage: Storage, head: Commit, run: str, left: Mapping[int, int], start: Resume) -> None:
-    """Log what a run's newest session has made durable that nothing goes on from. left: rank -> objects of journals.
-    ConflictError if the checkpoint that is gone on from was recovered from that session, which went on."""
+    """Log the durable additions of a run's newest session that no session goes on from. left: rank -> number of journal
+    objects. ConflictError if the new session's checkpoint was recovered from that session, which went on."""
     entry = head.runs[run]
     mark = entry.latest_replay
     if mark is not None and start.forked_from is None and mark.commit > start.seen:
         logger.warning(
-            "run %r: commit %d has a checkpoint of session %r that was made after it was decided what the session that "
-            "begins now goes on from; it is left behind: a start that is to have it begins from it",
+            "run %r: commit %d has a checkpoint of session %r that is newer than the one the session that "
+            "begins now goes on from; it is left behind: to keep it, start again from that checkpoint",
             run,
             mark.commit,
             mark.session,
@@ -362,18 +362,18 @@ def leave_behind(storage: Storage, head: Commit, run: str, left: Mapping[int, in
     recovered = None
     if mark is not None and (mark.commit, mark.session) == (start.checkpoint, entry.session):
         recovered = Checkpoints(storage, head).at_commit(mark.commit, mark.manifest).record.recovered
-    if recovered is not None:  # it left out what is damaged, and ticks that are not complete: they count for nothing
+    if recovered is not None:  # it left out damaged objects, and incomplete ticks: they do not count
         left = {rank: one.objects for rank, one in tails.read(storage, head, run).items() if one.objects}
     if left and recovered is not None:
         raise ConflictError(
             f"session {entry.session!r} of run {run!r} went on after its journal was recovered, and has journaled more "
-            f"({ranks(left)}, in {sum(left.values())} objects); no session was opened. It can journal no more: take "
-            f"arc.recover({run!r}) again, and begin from what that gives"
+            f"({ranks(left)}, in {sum(left.values())} objects); no session was opened. It can journal no more: call "
+            f"arc.recover({run!r}) again, and begin from its checkpoint"
         )
     if left:
         logger.warning(
-            "run %r: session %r has journaled beyond its newest checkpoint (%s), which the session that begins now "
-            "leaves behind, in %d objects; a start that is to have it begins from arc.recover(%r)",
+            "run %r: session %r has journaled beyond its newest checkpoint (%s); the session that begins now "
+            "leaves these %d objects behind; to keep them, begin from arc.recover(%r)",
             run, entry.session, ranks(left), sum(left.values()), run,
         )  # fmt: skip
 
@@ -382,7 +382,7 @@ def _tell_damage(run: str, found: Mapping[int, RankTail]) -> None:
     for one in found.values():
         if one.ended == tails.DAMAGED:
             logger.warning(
-                "run %r: the journal of rank %d ends before number %d: %s; what was journaled from there on is lost",
+                "run %r: the journal of rank %d ends before number %d: %s; objects from there on are lost",
                 run,
                 one.rank,
                 one.next,

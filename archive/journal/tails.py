@@ -1,6 +1,7 @@
-"""Does I/O: the tails of a run's newest session: what its ranks have journaled beyond its newest checkpoint.
+"""Does I/O: the tails of a run's newest session, which are the unflushed suffixes of its ranks' journals: the objects
+beyond its newest checkpoint.
 
-They are read by number, a few ahead, never by a listing: a request an object, and two or three more a rank, or two of
+They are read by number, a few ahead, never by a listing: one request an object, and two or three more a rank, or two of
 a hundred. A tail ends before the first object that is missing or damaged, and with a complete tick.
 """
 
@@ -36,21 +37,21 @@ from archive.store import Storage
 
 MISSING, DAMAGED, ENDED = "missing", "damaged", "ended"  # why a tail ends
 MAX_OBJECT_BYTES = 1 << 28
-MAX_LOOKS = 4  # at an object that comes damaged: what an answer has done to it ends no tail
+MAX_LOOKS = 4  # reads of a damaged object: one damaged answer ends no tail
 RANKS_AT_ONCE = 32
-MAX_AHEAD = 16  # objects of a rank that are asked for at once
-_ONE_MORE_EVERY = 128  # objects found: so many of those that are not there are asked for at most
-_ROOM_BYTES = 256 * 1024 * 1024  # of objects under way, as far as their sizes can be guessed
+MAX_AHEAD = 16  # objects of a rank that are fetched at once
+_ONE_MORE_EVERY = 128  # objects found, for each request that may miss
+_ROOM_BYTES = 256 * 1024 * 1024  # of objects in flight, by the sizes that are guessed
 _LEAST_BYTES = 1024 * 1024
-OTHER_RANK_S, _LOOK_S = 10.0, 0.1  # that another rank is waited for, and between looks
+OTHER_RANK_S, _LOOK_S = 10.0, 0.1  # the wait for another rank, and between looks
 
 
 @dataclass(frozen=True, slots=True)
 class RankTail:
-    """The tail of one rank: its objects from `start` to before `next`, and what they hold.
+    """The tail of one rank: its objects from `start` to before `next`, and their content.
 
-    ended: "missing", none is there that has the number `next`; "damaged": what is there cannot be taken; "ended": a
-    session that takes its place has ended the journal. why: in words.
+    ended: "missing", there is no object `next`; "damaged": that object cannot be used; "ended": a
+    session that takes its place has ended the journal. why: a sentence.
     """
 
     rank: int
@@ -92,7 +93,7 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class Tails:
-    """What the newest session of a run has journaled beyond its newest checkpoint, rank by rank."""
+    """The tails of the newest session of a run, rank by rank."""
 
     run: str
     session: str
@@ -100,12 +101,12 @@ class Tails:
 
     @property
     def total(self) -> Total:
-        """The counts over all ranks; an episode that several ranks have counts for each."""
+        """The counts over all ranks; an episode of several ranks counts for each."""
         return Total(*(sum(getattr(one, name) for one in self.ranks) for name in Total.__slots__))
 
     @property
     def damaged(self) -> tuple[RankTail, ...]:
-        """The tails that end where something is that cannot be taken."""
+        """The tails that end at a damaged object."""
         return tuple(one for one in self.ranks if one.ended == DAMAGED)
 
     def __bool__(self) -> bool:
@@ -130,7 +131,7 @@ def _cells(one: RankTail | Total, names: tuple[str, ...]) -> list[str]:
 
 
 def of_run(storage: Storage, head: Commit, run: str) -> Tails:
-    """The tails of a run; of a session that keeps no journal, none. NotFoundError if there is no such run."""
+    """The tails of a run; none for a session without a journal. NotFoundError if there is no such run."""
     entry = head.runs.get(run)
     if entry is None:
         known = ", ".join(map(repr, head.runs)) or "none"
@@ -139,8 +140,8 @@ def of_run(storage: Storage, head: Commit, run: str) -> Tails:
 
 
 def read(storage: Storage, head: Commit, run: str) -> dict[int, RankTail]:
-    """Rank -> its tail, of a run's newest session. Adopts nothing. CorruptCommitError if an object names a commit that
-    is no longer there."""
+    """Rank -> its tail, for a run's newest session. Adopts nothing. CorruptCommitError if an object names a commit that
+    is gone."""
     entry = head.runs[run]
     if not entry.journal:
         return {}
@@ -155,7 +156,7 @@ def read(storage: Storage, head: Commit, run: str) -> dict[int, RankTail]:
 
 
 class _Room:
-    """Room for what may be under way at once, over all ranks."""
+    """A bound on the bytes in flight, over all ranks."""
 
     def __init__(self) -> None:
         self._taken = 0
@@ -163,7 +164,7 @@ class _Room:
 
     @contextmanager
     def of(self, nbytes: int) -> Iterator[None]:
-        """Wait until there is room for so much, or nothing is under way."""
+        """Wait until there is room for these bytes, or nothing is in flight."""
         with self._changed:
             self._changed.wait_for(lambda: not self._taken or self._taken + nbytes <= _ROOM_BYTES)
             self._taken += nbytes
@@ -176,7 +177,7 @@ class _Room:
 
 
 class _TailReader:
-    """Reads the tail of one rank."""
+    """The reader of one rank's tail."""
 
     def __init__(
         self, storage: Storage, head: Commit, run: str, rank: int, room: _Room, pool: ThreadPoolExecutor
@@ -192,14 +193,14 @@ class _TailReader:
         self._pool = pool
         self._largest = _LEAST_BYTES
         self._held = Delta()
-        self._tick: list[Delta] = []  # of the tick that goes on
-        self._found = 0  # objects, also those of a tick that is not complete
+        self._tick: list[Delta] = []  # of the incomplete tick
+        self._found = 0  # objects, also those of an incomplete tick
         self._after = 0  # rows of the next object are not below it
         self._ended_by: str | None = None  # the session that ended the journal, once that was found
         self._looked_for = head.number  # commits up to this one are there
 
     def read(self) -> RankTail:
-        """Read it to its end."""
+        """The tail, read to its end."""
         while True:
             number = self._start + self._found
             ahead = min(1 + self._found // _ONE_MORE_EVERY, MAX_AHEAD, max(1, _ROOM_BYTES // 8 // self._largest))
@@ -219,8 +220,8 @@ class _TailReader:
             return None
 
     def _take(self, key: str, data: bytes | None) -> str | None:
-        """Keep what an object says; why not, in words, if it ends the tail: as it is not there, or comes with the same
-        damage again. CorruptStateError if it comes otherwise each time, as that is not what lies there."""
+        """Add an object to the tail. If it ends the tail, a sentence why: it is missing, or damaged in the same way
+        each time. CorruptStateError if it differs at each read, for then the answers are damaged."""
         why = self._added(key, data)
         for _ in range(MAX_LOOKS):
             if why is None or data is None or self._ended_by:
@@ -229,17 +230,17 @@ class _TailReader:
             if data == before:
                 return why
             why = self._added(key, data)
-        raise CorruptStateError(f"{why}; it was read otherwise each time, so the store's answers cannot be trusted")
+        raise CorruptStateError(f"{why}; it differed at each read, so the store's answers cannot be trusted")
 
     def _added(self, key: str, data: bytes | None) -> str | None:
-        """Keep what these bytes of an object say; why not, in words."""
+        """Add an object with these bytes to the tail; a sentence why not, if it cannot be added."""
         where = self._storage.full_url(key)
         if data is None:
             return f"there is no {key}"
         self._largest = max(self._largest, len(data))
         try:
             if len(data) > MAX_OBJECT_BYTES:
-                raise CorruptStateError(f"{where} has more bytes than any object of a journal")
+                raise CorruptStateError(f"{where} is larger than any object of a journal")
             tick = TickObject(data, key, where)
             if tick.index.ended_by is not None:
                 self._ended_by = tick.index.ended_by
@@ -251,7 +252,7 @@ class _TailReader:
         return None
 
     def _add(self, index: TickIndex, delta: Delta) -> None:
-        """The objects of a tick count once it is complete."""
+        """Add an object; those of a tick count once it is complete."""
         self._found += 1
         self._after = index.sequence
         self._tick.append(delta)
@@ -261,7 +262,7 @@ class _TailReader:
             self._tick = []
 
     def _check_seen(self, seen: Sighting | None, where: str) -> None:
-        """Refuse to go on where the rank had seen a commit that is gone; each is looked for once."""
+        """Refuse to go on if the rank had seen a commit that is gone; each commit is looked for once."""
         if seen is None or seen.commit <= self._looked_for:
             return
         if (why := commits.missing(self._storage, self._head, seen, where)) is not None:
@@ -277,7 +278,7 @@ class _TailReader:
 
 
 def index_at(storage: Storage, key: str) -> TickIndex:
-    """What the object of a journal that lies there says of itself; its other bytes are not read."""
+    """The index of the journal object at `key`; its other bytes are not read."""
     where = storage.full_url(key)
     head = storage.get_head(key, indexed.HEAD_BYTES)
     start, stop = indexed.index_span(head, where)
@@ -286,11 +287,11 @@ def index_at(storage: Storage, key: str) -> TickIndex:
 
 
 def end(log: CommitLog, who: Place, session: str) -> dict[int, int]:
-    """End the journals of the session whose place a writer's is to take: rank -> the number of objects beyond the
-    newest checkpoint, of the ranks that have some. None are ended of a newer session, be it the writer's own.
+    """End the journals of the session that a writer's session replaces: rank -> the number of objects beyond the newest
+    checkpoint, of the ranks that have some. Journals of a newer session, or the writer's own, are not ended.
 
-    From then on the next object of each rank is there already, so that it can say of nothing more that it is durable.
-    Where another rank of the writer's session has begun to do it, that one is waited for; it may have died over it.
+    From then on the next object of each rank is there already, so that it can report nothing more as durable.
+    If another rank of the writer's session has begun to do it, this one waits for it; that rank may have died.
     """
     is_mine = False
     while (entry := log.head.runs[who.run]).session == session:
@@ -298,7 +299,7 @@ def end(log: CommitLog, who: Place, session: str) -> dict[int, int]:
         first, *others = sorted(entry.journal.items())
         ended = partial(_end_rank, log, who, entry.session)
         count, is_new = ended(first)
-        is_mine |= is_new  # also what an earlier turn has made
+        is_mine |= is_new  # also objects that an earlier turn has made
         if not is_mine and _opened(log, who):
             return {}
         counts = [count, *(count for count, _ in at_once(ended, others, RANKS_AT_ONCE))]
@@ -309,7 +310,7 @@ def end(log: CommitLog, who: Place, session: str) -> dict[int, int]:
 
 
 def _opened(log: CommitLog, who: Place) -> bool:
-    """True once another rank has opened the session; false where that takes too long."""
+    """True once another rank has opened the session; False if that takes too long."""
     wait = Wait(OTHER_RANK_S, _LOOK_S)
     while not (opened := log.catch_up().runs[who.run].session == who.session) and not wait.over:
         wait.pause()
@@ -317,8 +318,8 @@ def _opened(log: CommitLog, who: Place) -> bool:
 
 
 def _end_rank(log: CommitLog, who: Place, session: str, journal: tuple[int, int]) -> tuple[int, bool]:
-    """The number of objects that a rank has from its next one on, and false where another rank of the writer's session
-    had ended its journal. journal: the rank, and the number of its next object as of the newest checkpoint."""
+    """The number of objects that a rank has from its next one on, and False if another rank of the writer's session had
+    ended its journal. journal: the rank, and the number of its next object as of the newest checkpoint."""
     rank, start = journal
     storage, number = log.storage, start
     while True:
@@ -340,7 +341,7 @@ def _end_rank(log: CommitLog, who: Place, session: str, journal: tuple[int, int]
 
 
 def _last_there(storage: Storage, session: str, rank: int, number: int) -> int:
-    """The number before the first one from here on that is missing; an object of this number is there."""
+    """The number before the first missing object from here on; object `number` is there."""
     while True:
         numbers = range(number + 1, number + 1 + MAX_AHEAD)
         there = at_once(lambda n: storage.exists(layout.journal_key(session, rank, n)), numbers, MAX_AHEAD)
@@ -350,7 +351,7 @@ def _last_there(storage: Storage, session: str, rank: int, number: int) -> int:
 
 
 def ended_by(storage: Storage, key: str) -> str | None:
-    """The session that ended a journal by this object of it; None of an object of a tick, or one that is damaged."""
+    """The session that ended a journal by this object; None for an object of a tick, or a damaged one."""
     try:
         return index_at(storage, key).ended_by
     except (IntegrityError, MissingObjectError):

@@ -1,8 +1,8 @@
-"""Threads, but no I/O of its own: when the next tick of a journal is due, and a thread that makes it then; and whether
-a journal may still say "durable".
+"""Threads, but no I/O of its own: the times of a journal's flushes, a thread that makes them, and the check that the
+journal may still report additions as durable.
 
-Nobody takes over what is journaled once a newer session has been opened. That one has ended the journal: an object of
-it lies where the next one would, until a prune deletes it. So the store is asked for newer commits as well, once a
+Nothing takes over what is journaled once a newer session has been opened. That one has ended the journal: an object of
+it is in the place of the next one, until a prune deletes it. So the store is asked for newer commits as well, once a
 minute, and once after each pause of the journal's thread that is longer than a tick: a process that was stopped, or a
 machine that slept, is replaced meanwhile.
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from archive.base import SupersededError, forking, logger
 
 LOOK_S = 60.0
-_LEAST_PAUSE_S = 1.0  # of shorter ones a busy machine has many
+_LEAST_PAUSE_S = 1.0  # a busy machine has many shorter ones
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # goes on while the machine sleeps, where it can
 
 
@@ -26,7 +26,7 @@ def _now() -> float:
 
 
 class Heartbeat:
-    """Knows when the journal's thread was last seen at work, and when a newer session was last looked for.
+    """The times at which the journal's thread was last at work, and a newer session was last looked for.
 
     `look` asks the store, and raises SupersededError if there is one. Opening the session has just done so.
     """
@@ -41,7 +41,7 @@ class Heartbeat:
         self._paused = False
 
     def beat(self) -> None:
-        """The journal's thread is at work. What the store fails with is left to who asks next."""
+        """Take note that the journal's thread is at work. Errors of the store are left to the next caller."""
         due, self._beaten = self._due(), _now()
         if due and not self.superseded:
             try:
@@ -49,10 +49,10 @@ class Heartbeat:
             except SupersededError as error:
                 logger.warning("the journal ends here: %s", error)
             except Exception:
-                logger.warning("a newer session could not be looked for; it will be again", exc_info=True)
+                logger.warning("could not check for a newer session; the journal checks again", exc_info=True)
 
     def end(self, error: SupersededError) -> None:
-        """A newer session has ended the journal."""
+        """Take note that a newer session has ended the journal."""
         if not self.superseded:
             logger.warning("the journal ends here: %s", error)
         self._superseded = error
@@ -63,8 +63,8 @@ class Heartbeat:
         return self._superseded is not None
 
     def check(self) -> None:
-        """SupersededError if a newer session was opened; asks the store where that was not done since the last pause,
-        or for a minute."""
+        """SupersededError if a newer session was opened. The store is asked if it was not since the last pause, or for
+        a minute."""
         while not self.superseded and self._due():
             self._look_again()
         self.surface()
@@ -94,17 +94,17 @@ class Heartbeat:
             self._looked = began
 
 
-QUIET_S = 0.02  # without a call: what belongs together was said
+QUIET_S = 0.02  # without a call: a group of calls is complete
 SOON_S = 0.1  # at most, where a shard is full
-_PATIENCE = 0.25  # of the time within which a tick is due: how long before a quiet moment is waited for
-_MOST_LEAD = 0.5  # of that time
+_PATIENCE = 0.25  # part of the time until a tick is due in which it waits for a quiet moment
+_MOST_LEAD = 0.5  # part of that time
 _LATE_S = 0.01
 _END_S = 1.0
 
 
 class Ticker:
-    """Calls `work`, a method of its owner, early enough for what was noted to be on its way to the store `within_s`
-    after the oldest note; ends when its owner is gone.
+    """A thread that calls `work`, a method of its owner, early enough that what was noted is on its way to the store
+    `within_s` after the oldest note. It ends when its owner is gone.
 
     It belongs to the process that made it: a forked child has no such thread.
     """
@@ -113,8 +113,8 @@ class Ticker:
         self.within_s = within_s
         self.oldest: float | None = None
         self._latest = 0.0
-        self._hurry: float | None = None  # since when the next tick is to come soon
-        self._lead_s = 0.0  # before what was added is on its way to the store
+        self._hurry: float | None = None  # the time since which the next flush is urgent
+        self._lead_s = 0.0  # from the flush until additions are on their way to the store
         self._work = weakref.WeakMethod(work)
         self._heartbeat = heartbeat
         self._woken = threading.Event()
@@ -125,7 +125,7 @@ class Ticker:
         self._thread.start()
 
     def note(self, *, soon: bool = False) -> None:
-        """Something was added; `soon`: and much is pending."""
+        """Note an addition; `soon`: much is pending."""
         self._latest = now = time.monotonic()
         if soon and self._hurry is None:
             self._hurry = now
@@ -135,11 +135,11 @@ class Ticker:
             self._wake()
 
     def take(self) -> None:
-        """A tick was made."""
+        """Take note that a flush was made."""
         self.oldest = self._hurry = None
 
     def took(self, seconds: float) -> None:
-        """So long it took to make an object of a tick: the next one comes so much earlier."""
+        """Start the next flush earlier by the time the last one took."""
         self._lead_s = min(max(seconds, (self._lead_s + seconds) / 2), _MOST_LEAD * self.within_s)
 
     def _due(self, oldest: float) -> float:
@@ -147,13 +147,13 @@ class Ticker:
 
     @property
     def late(self) -> bool:
-        """True if the tick is overdue, because the thread did not get its turn."""
+        """True if the flush is overdue, because the thread did not get its turn."""
         oldest = self.oldest
         return oldest is not None and time.monotonic() > self._due(oldest) + _LATE_S
 
     def stop(self) -> None:
-        """End the thread, once it has done what it is doing; it is waited for no longer than a moment, as the caller
-        may hold what it waits for."""
+        """End the thread once its work is done. The wait is short, as the caller may hold a lock that the work
+        needs."""
         self._stopped = True
         self._wake()
         self._thread.join(_END_S)
@@ -174,11 +174,11 @@ class Ticker:
 
     @property
     def wanted(self) -> bool:
-        """True if the tick whose moment has come was not made by somebody else meanwhile."""
+        """True if the flush whose moment has come was not made by another thread meanwhile."""
         return not self._stopped and self._wanted is not None and self._wanted == self.oldest
 
     def _await_moment(self) -> float | None:
-        """Until the tick is due: when the oldest of what it is to have was noted; None if nobody wants one any more."""
+        """Wait until the flush is due; the time of its oldest note, None if no flush is wanted any more."""
         while (oldest := self.oldest) is not None and not self._stopped:
             now, end = time.monotonic(), self._due(oldest)
             begin = end - _PATIENCE * self.within_s

@@ -1,5 +1,5 @@
-"""Pure, no I/O but for the objects' own: what a tick says beside steps (what is gone, values of columns and attributes,
-progress), and the numbered object that it becomes."""
+"""Pure, no I/O but for the objects' own: the records of a tick beside steps (evictions, values of columns and
+attributes, progress), and its numbered object."""
 
 from __future__ import annotations
 
@@ -26,18 +26,17 @@ ALL = ""  # in place of an episode's id: all live steps
 
 
 class Saying:
-    """The changes since the last tick: values that are replaced, and never changed. Calls are serialised by the
-    writer's lock."""
+    """The changes since the last tick. Values are replaced, never changed. The writer's lock serialises calls."""
 
     def __init__(self) -> None:
-        self._columns: dict[Name, dict[str, Values]] = {}  # by episode, the newest alone
+        self._columns: dict[Name, dict[str, Values]] = {}  # by episode, only the newest
         self._attributes: dict[Name, dict[str, Any]] = {}
         self._progress: str | None = None
-        self.live: pa.Table | None = None  # rows of what a resumed rank began with
+        self.live: pa.Table | None = None  # rows of a resumed rank's contents at its start
 
     def columns(self, inner: Buffer, columns: Mapping[str, Any]) -> None:
-        """Values of columns of a buffer: name -> {episode id: one value a live step of it}, or of all live steps, which
-        come in place of what was said of some."""
+        """Add values of columns of a buffer: name -> {episode id: one value for each of its live steps}, or values of
+        all live steps, which replace those of single episodes."""
         runs, numbers = inner.live_set.runs(), inner.streams.records.number_of
         runs, made = runs.pick(runs.length > 0), dict(self._columns)
         for name, given in columns.items():
@@ -55,7 +54,7 @@ class Saying:
         self._columns = made
 
     def attributes(self, inner: Buffer, attributes: Mapping[str, Mapping[str, Any]]) -> None:
-        """Values of attributes of a buffer: name -> {episode id: JSON value}."""
+        """Add values of attributes of a buffer: name -> {episode id: JSON value}."""
         runs, made = inner.live_set.runs(), dict(self._attributes)
         for name, given in attributes.items():
             values = jsontree.loads(live.attribute(name, given, runs, inner.streams.records))
@@ -63,11 +62,11 @@ class Saying:
         self._attributes = made
 
     def progress(self, value: Any) -> None:
-        """The run's counters, as JSON."""
+        """Set the run's counters, as JSON."""
         self._progress = jsontree.dumps(value, where="progress")
 
     def take(self, gone: Mapping[str, Sequence[Stretch]]) -> Delta:
-        """The changes, and what is gone; the next tick begins anew."""
+        """The changes, and the evictions; the next tick starts empty."""
         out = Delta()
         out.gone = {buffer: [*steps] for buffer, steps in gone.items()}
         out.live, out.progress = self.live, self._progress
@@ -80,20 +79,20 @@ class Saying:
 
 
 def _values(inner: Buffer, name: str, given: Any, runs: Steps) -> Values:
-    """Values of the steps of these runs."""
+    """Values of the steps of these ranges."""
     return Values(live.column(name, given, runs, inner.streams.records), inner.live_set.addresses(runs))
 
 
 def _check_alike(name: Name, values: Mapping[str, Values]) -> None:
-    """Refuse values of one tick that cannot lie in one array."""
+    """Refuse values of one tick that do not fit in one array."""
     kinds = {(one.column.dtype, one.column.array.shape[1:]) for one in values.values() if len(one.column.array)}
     if len(kinds) > 1:
         raise ColumnError(f"column {name[1]!r} of buffer {name[0]!r} has values of several dtypes or shapes: {kinds}")
 
 
 class JournalObjects:
-    """The numbered objects of one rank's journal. What memory was short for goes on in the next: it counts with the
-    rest of its tick only."""
+    """The numbered objects of one rank's journal. A tick that memory cannot hold goes on in the next object: its
+    objects only count together."""
 
     sealed = True
 
@@ -106,7 +105,7 @@ class JournalObjects:
         self._resumed_from = resumed_from
         self._seen = seen
         self._sequence = 0  # rows of this rank below it are in the objects so far
-        # called in the background: how long a tick took; and that a newer session has ended the journal
+        # called in the background: with the time that a tick took; when a newer session has ended the journal
         self.took: Callable[[float], None] = lambda seconds: None
         self.ended: Callable[[SupersededError], None] = lambda error: None
 

@@ -1,5 +1,5 @@
-"""The ledger of prompts: what was drawn, started, sealed, trained or dropped comes in; rows of the ledger table go out,
-and what is to be done again."""
+"""The ledger of prompts. Draws, starts, seals, trainings and drops come in; rows of the ledger table go out, and the
+work that must be repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pure, no I/O: rows of the ledger table, in order, to how prompts stand."""
+"""Pure, no I/O: a fold of rows of the ledger table, in order, to the states of prompts."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _FAR = {STARTED: LEFT_RUNNING, SEALED: DONE, DROPPED: LOST}
 
 
 class LedgerRows:
-    """The rows of one ledger that a session sees, in order, by key and round. Groups are in the order of these."""
+    """The rows of one ledger that a session sees, in order, by key and round. Groups are in the order of the rows."""
 
     def __init__(self, rows: pa.Table, undone: pa.Table, worlds: Mapping[str, Collection[int]]) -> None:
-        """undone: those rows "trained" that do not count for the session.  worlds: the ranks of the sessions that it
+        """undone: the rows "trained" that do not count for the session.  worlds: the ranks of the sessions that it
         sees, as far as they are known, oldest first."""
         import pyarrow as pa
 
@@ -56,10 +56,10 @@ class LedgerRows:
         self._group = codes(key, number)  # row -> group
         first = places(np.arange(int(self._group.max(initial=-1)) + 1), self._group)
         self._key_of, self._number = key[first].astype(np.int64), number[first]  # group -> place in `_keys`, round
-        self._ended = np.full(len(first), -1)  # group -> how, as a place in STATES; -1: it has not
+        self._ended = np.full(len(first), -1)  # group -> its last state, as a place in STATES; -1: open
         whole = self._rows["sibling"].to_numpy() == WHOLE_KEY
         ends = whole & np.isin(self._word, [STATES.index(TRAINED), STATES.index(DROPPED)])
-        self._ended[self._group[ends]] = self._word[ends]  # of several the last
+        self._ended[self._group[ends]] = self._word[ends]  # the last one counts
         self._open = self._ended < 0
         self._key_open = np.zeros(len(self._keys), bool)
         self._key_open[self._key_of[self._open]] = True
@@ -67,15 +67,15 @@ class LedgerRows:
         self._newest_ended = newest & ~self._open
 
     def prompts(self) -> Prompts:
-        """The standing of prompts by these rows, for all ranks."""
+        """The states of prompts by these rows, for all ranks."""
         at = np.flatnonzero(self._newest_ended & ~self._key_open[self._key_of])
         ended = Ended(self._keys.take(self._key_of[at]), self._number[at], self._ended[at])
         undone = int((self._open & self._named_by(self._undone)).sum()) if self._undone.num_rows else 0
         return Prompts(self._opened(), ended, self._cursors(), undone)
 
     def awaited(self, only: pa.Table | None = None) -> pa.ChunkedArray:
-        """The ids of episodes that are sealed, of rounds that have not ended: finished work that nobody has trained on.
-        only: rows of the ledger; of the rounds of these alone."""
+        """The ids of sealed episodes in rounds that have not ended: finished work that no step has trained on. only:
+        rows of the ledger; only their rounds count."""
         wanted = self._open if only is None else self._open & self._named_by(only)
         rollout = codes(self._group, self._rows["sibling"].to_numpy())
         newest = np.full(int(rollout.max(initial=-1)) + 1, -1)
@@ -89,14 +89,14 @@ class LedgerRows:
         return int(self._key_open.sum())
 
     def _named_by(self, rows: pa.Table) -> Mask:
-        """A mask of the groups: other rows of the ledger have their key and round."""
+        """A mask of the groups whose key and round these rows of the ledger have."""
         out = np.zeros(len(self._number), bool)
         own, other = row_codes(self._rows.select(("key", "round")), rows.select(("key", "round")))
         out[self._group[np.isin(own, other)]] = True
         return out
 
     def _cursors(self) -> Cursors:
-        """The cursors of those who read the data set."""
+        """The cursors of the readers of the data set."""
         rows = self._of_cursors
         said: dict[str, dict[int, Any]] = {}
         for session, rank, text in zip(*(rows[n].to_pylist() for n in ("session", "rank", "cursor")), strict=True):
@@ -106,11 +106,11 @@ class LedgerRows:
         return Cursors({one: said[one] for one in order}, self._worlds)
 
     def _opened(self) -> dict[Key, Rounds]:
-        """The rounds of keys of which one is open, in the order in which they were drawn: those that have not ended,
-        and the last."""
+        """The rounds of keys with an open one, in the order in which they were drawn: those that have not ended, and
+        the last."""
         rows = np.flatnonzero(self._open[self._group])
         groups, first, count = np.unique(self._group[rows], return_index=True, return_counts=True)
-        drawn = (count == 1) & (self._word[rows[first]] == STATES.index(DRAWN))  # and no more: most, and quickly made
+        drawn = (count == 1) & (self._word[rows[first]] == STATES.index(DRAWN))  # only drawn: the common case
         told = self._told(rows[~np.isin(self._group[rows], groups[drawn])])
         order = np.argsort(first)
         siblings = self._rows["siblings"].fill_null(0).to_numpy()[rows[first[order]]].tolist()
@@ -124,7 +124,7 @@ class LedgerRows:
         return out
 
     def _each(self, groups: Ints, values: Sequence[int]) -> zip[tuple[int, Key, int, int]]:
-        """Number, key and round of groups, and a value of each."""
+        """Number, key and round of groups, each with one of the values."""
         keys = parsed(self._keys.take(self._key_of[groups]).to_pylist())
         return zip(groups.tolist(), keys, self._number[groups].tolist(), values, strict=True)
 
@@ -144,7 +144,7 @@ class LedgerRows:
 
 
 def places_of(column: pa.ChunkedArray, words: Sequence[str]) -> Ints:
-    """The place of each row's word among some, in a column of words that are repeated; -1: it is none of these."""
+    """The place of each row's word among `words`, for a column of repeated words; -1 if it is none of these."""
     column = column.unify_dictionaries()
     known = column.chunk(0).dictionary.to_pylist() if column.num_chunks else []
     code = np.concatenate([np.zeros(0, np.int32), *(part.indices.to_numpy() for part in column.chunks)])

@@ -1,4 +1,4 @@
-"""Pure, no I/O: keys of prompts as they are given, as JSON text, and looked up among millions."""
+"""Pure, no I/O: keys of prompts, as JSON text, and an index of millions of them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Key = str | int
 
 _PLAIN = {str, int}
 _MAX_BITS = 1024  # of an integer
-_AT_ONCE = 65536  # so many texts are Python's at a time
+_AT_ONCE = 65536  # texts that are Python objects at a time
 
 
 def normalised(given: Any) -> list[Key]:
-    """A key, or several, as they were given, as a list of plain str and int; UsageError for what is none, and for one
-    that is there twice."""
+    """A key, or several, as a list of plain str and int; UsageError for anything else, and for a key that is given
+    twice."""
     keys = _listed(given)
     kinds = set(map(type, keys))
     if not kinds <= _PLAIN:
@@ -33,7 +33,7 @@ def normalised(given: Any) -> list[Key]:
         twice = next(key for key in keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise UsageError(f"key {twice!r:.80} is given twice in one call; nothing was changed")
     try:
-        "".join(key for key in keys if type(key) is str).encode()  # all are looked at together
+        "".join(key for key in keys if type(key) is str).encode()  # all are checked together
     except UnicodeEncodeError:
         for key in keys:
             check_text(str(key), "key")
@@ -45,7 +45,7 @@ def _listed(given: Any) -> list[Any]:
         return [given]
     if isinstance(given, np.ndarray):
         return list(given.reshape(-1).tolist()) if given.ndim < 2 else list(given)
-    if isinstance(given, (bytes, bytearray, memoryview)) or not isinstance(given, Iterable):  # bytes: of small integers
+    if isinstance(given, (bytes, bytearray, memoryview)) or not isinstance(given, Iterable):  # bytes: small integers
         return [_plain(given)]
     return list(given)
 
@@ -65,7 +65,7 @@ def texts(keys: Iterable[Key]) -> list[str]:
 
 
 def parsed(many: Sequence[str]) -> list[Key]:
-    """The keys of JSON texts; CorruptManifestError if one is none."""
+    """The keys of JSON texts; CorruptManifestError if a text is no key."""
     if len(many) > _AT_ONCE:
         return [key for at in range(0, len(many), _AT_ONCE) for key in parsed(many[at : at + _AT_ONCE])]
     try:
@@ -83,12 +83,12 @@ def _parsed(text: str) -> Key:
     except ValueError:
         key = None
     if type(key) not in _PLAIN:
-        raise CorruptManifestError(f"a row of a ledger has key {text!r:.80}, which is none; run `archive verify`")
+        raise CorruptManifestError(f"a row of a ledger has {text!r:.80}, which is no key; run `archive verify`")
     return key  # type: ignore[no-any-return]
 
 
 class TextIndex:
-    """An index of texts: their places among millions, some 12 bytes each."""
+    """An index of texts: the places of millions, in some 12 bytes each."""
 
     def __init__(self, texts: Any) -> None:
         """texts: an Arrow array of strings."""
@@ -99,7 +99,7 @@ class TextIndex:
         self._hashes = hashes[self._order]
 
     def of(self, wanted: Sequence[str]) -> list[int | None]:
-        """The place of each of these; None where it is not there."""
+        """The place of each text; None where it is not there."""
         hashes = np.fromiter(map(hash, wanted), np.int64, len(wanted))
         low, high = (np.searchsorted(self._hashes, hashes, side) for side in ("left", "right"))
         out: list[int | None] = [None] * len(wanted)

@@ -1,4 +1,4 @@
-"""The ledger of a writer: verbs that say what becomes of prompts, all or nothing, and what is to be done again."""
+"""The ledger of a writer: verbs that record the course of prompts, all or nothing, and the work to be repeated."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _ROLLOUT = ("ledger", "key", "round", "sibling")
 
 
 class Ledger(LedgerQueries):
-    """The ledger of a writer: `w.ledger("prompts")`. What is said is committed with the writer's episodes.
+    """The ledger of a writer: `w.ledger("prompts")`. Its records are committed with the writer's episodes.
 
     Each verb takes a key or a list of keys (strings or integers), and is all or nothing. A key that was trained on or
     dropped may be drawn again: that is its next round.
@@ -60,14 +60,15 @@ class Ledger(LedgerQueries):
         self._before: dict[Key, Any] = {}  # the rounds, or None, of the keys that the call under way has changed
         of.changes.parts.append((self._mark, self._cut_back))
 
-    # -- saying -------------------------------------------------------------------------------------------------
+    # -- verbs ---------------------------------------------------------------------------------------------------------
 
     def draw(self, keys: Key | Iterable[Key], siblings: int = 1, cursor: Any = None) -> None:
-        """These prompts were taken from the data set.
+        """Record that these prompts were taken from the data set.
 
-        siblings: how many rollouts are planned of each. cursor: JSON value, where this rank's reader of the data set
-        stands now, of numbers that count up: a row, or lists or objects of them, as {"epoch": 0, "row": 7}. After a
-        resume `.cursor` gives back the lowest that all ranks had passed, and `undrawn()` what nobody drew beyond it:
+        siblings: the number of rollouts planned for each. cursor: JSON value, the place of this rank's reader of the
+        data set now, of numbers that count up: a row, or lists or objects of them, as {"epoch": 0, "row": 7}. After a
+        resume `.cursor` is the lowest that all ranks had passed, and `undrawn()` gives the keys beyond it that no rank
+        drew:
 
             rows = prompts.undrawn(range(prompts.cursor or 0, len(prompts_of_the_data_set)))
             for row in rows[rank::world_size]:  # made before the first draw, so all ranks have the same
@@ -85,7 +86,7 @@ class Ledger(LedgerQueries):
         self._tell(DRAWN, lambda prompts: prompts.draw(names, siblings), cursor=text, siblings=siblings)
 
     def start(self, keys: Key | Iterable[Key], sibling: int = 0) -> None:
-        """A rollout of these prompts is under way: that one of its siblings."""
+        """Record that a rollout of these prompts is running, as this sibling."""
         names, sibling = normalised(keys), index(sibling)
         self._tell(STARTED, lambda prompts: prompts.move(names, sibling, STARTED, RUNNING), sibling)
 
@@ -93,11 +94,11 @@ class Ledger(LedgerQueries):
         self, key: Key | Iterable[Key], sibling: int = 0, episode_id: str | Sequence[str] = (),
         model_weights_uuid: Any = None, update_count: int | None = None,
     ) -> None:  # fmt: skip
-        """A rollout of this prompt is there, as this episode (of several prompts: as many episodes).
+        """Record that a rollout of this prompt is finished, as this episode (one for each of several prompts).
 
-        The episode must have been added to this writer before, or be one that it took over: so that both become
-        visible together. Between the two calls a journal may tick: what crashes then leaves the episode without its
-        seal, and this rollout is to be done again; `with w.together():` around both lets nothing come between.
+        The episode must have been added to this writer before, or be one that it took over, so that both become
+        visible together. A journal may flush between the two calls: a crash then leaves the episode without its
+        seal, and this rollout must be repeated; `with w.together():` around both prevents that.
         model_weights_uuid, update_count: those of the episode, if not given.
         """
         names, sibling = normalised(key), index(sibling)
@@ -112,21 +113,21 @@ class Ledger(LedgerQueries):
         )  # fmt: skip
 
     def reopen(self, keys: Key | Iterable[Key], sibling: int = 0) -> None:
-        """A sealed rollout of these prompts is made again: it expired, or another episode takes its place. It is under
-        way until it is sealed anew."""
+        """Record that a sealed rollout of these prompts is made again: it expired, or another episode replaces it. It
+        is running until it is sealed anew."""
         names, sibling = normalised(keys), index(sibling)
         self._tell(STARTED, lambda prompts: prompts.move(names, sibling, REOPENED, RUNNING), sibling)
 
     def train(self, keys: Key | Iterable[Key], update_count: int | None = None) -> None:
-        """These prompts were trained on: all of their rollouts are sealed, and none counts as new any more.
+        """Record that these prompts were trained on: all rollouts are sealed, and none counts as new any more.
 
-        update_count: of the update that did it."""
+        update_count: of that update."""
         names = normalised(keys)
         update = None if update_count is None else index(update_count)
         self._tell(TRAINED, lambda prompts: prompts.end(names, TRAINED), update_count=update)
 
     def drop(self, keys: Key | Iterable[Key], reason: str, *, sibling: int | None = None) -> None:
-        """These prompts are given up; or, with `sibling`, one rollout of each, which the others don't wait for."""
+        """Record that these prompts are given up; with `sibling`, one rollout of each, and the others go on."""
         names, reason = normalised(keys), check_text(reason, "reason")
         if sibling is None:
             self._tell(DROPPED, lambda prompts: prompts.end(names, DROPPED), reason=reason)
@@ -145,12 +146,12 @@ class Ledger(LedgerQueries):
         return f"<Ledger {self.name!r} of rank {self._of.place.rank}>"
 
     def _mark(self) -> Any:
-        """A copy of what a call may change."""
+        """A copy of the state that a call may change."""
         self._before = {}
         return self._calls, len(self._calls), self._known, self._known and self._known.cursors
 
     def _cut_back(self, mark: Any) -> None:
-        """Be as it was."""
+        """Restore the state of a mark."""
         self._calls, length, self._known, cursors = mark
         del self._calls[length:]
         if self._known is not None:
@@ -161,13 +162,13 @@ class Ledger(LedgerQueries):
                 else:
                     self._known.rounds[key] = rounds
 
-    # -- keeping ------------------------------------------------------------------------------------------------
+    # -- records -------------------------------------------------------------------------------------------------------
 
     def _tell(
         self, state: str, change: Callable[[Prompts], Changed], sibling: int = WHOLE_KEY,
         episodes: Mapping[Key, str] | None = None, cursor: str | None = None, **columns: Any,
     ) -> None:  # fmt: skip
-        """Take over what becomes of keys, and note what is to be said of it: all or nothing."""
+        """Apply a change to keys, and note its records: all or nothing."""
         with self._of.changes.entered(), self._of.changes(wait=True):
             made = {key: self._of.record(episode) for key, episode in (episodes or {}).items()}
             prompts, place = self._prompts, self._of.place
@@ -175,7 +176,7 @@ class Ledger(LedgerQueries):
             said = {"ledger": self.name, "sibling": sibling, "created_at": datetime.now(UTC)}
             if rounds:
                 self._before = {key: prompts.rounds.get(key) for key in rounds} | self._before
-                if state == DRAWN:  # at the end of the order, also those that were there
+                if state == DRAWN:  # at the end of the order, also known keys
                     for key in prompts.rounds.keys() & rounds.keys():
                         del prompts.rounds[key]
                 prompts.rounds.update(rounds)
@@ -188,7 +189,7 @@ class Ledger(LedgerQueries):
                 self._calls.append({**said, "state": CURSOR, "key": None, "round": [0], "cursor": cursor})
 
     def take_calls(self) -> list[Call]:
-        """The calls since this was called last."""
+        """The calls since the last call of this."""
         calls, self._calls = self._calls, []
         return calls
 
@@ -200,7 +201,7 @@ class Ledgers:
         self, changes: Changes, storage: Storage, log: CommitLog, place: Place, ids: Ids,
         holders: Callable[[], Mapping[str, int]], record_of: RecordOf, settle: Callable[[Sequence[str], bool], bool],
     ) -> None:  # fmt: skip
-        """holders: episode id -> the rank that has it live, as far as is known.  record_of: what the writer knows of an
+        """holders: episode id -> the rank that has it live, as far as is known.  record_of: the writer's record of an
         episode.  settle: as of Archived."""
         self.changes = changes
         self.place = place
@@ -210,14 +211,14 @@ class Ledgers:
         self._by_name: dict[str, Ledger] = {}
 
     def of(self, name: str) -> Ledger:
-        """The ledger of this name, the same for all who ask."""
+        """The ledger of this name, the same object for all callers."""
         if name not in self._by_name:
             self._warn_of_left(name)
             self._by_name[name] = Ledger(self, name)
         return self._by_name[name]
 
     def load(self, name: str) -> Prompts:
-        """The standing of prompts for the session, by what it goes on from."""
+        """The states of prompts for the session, from its origin."""
         found = LedgerView(self._storage, self._log.catch_up(), name, self.place.session, {})._prompts
         if not found.rounds:
             return replace(found, rank=self.place.rank)
@@ -234,7 +235,7 @@ class Ledgers:
         return found.dealt(self.place.rank, self.place.world_size, holders.get)
 
     def record(self, episode_id: str) -> EpisodeRecord:
-        """The record of an episode that the writer knows; UsageError if it knows none."""
+        """The record of an episode of the writer; UsageError if the writer does not know it."""
         found = self._record_of(episode_id)
         if found is None:
             raise UsageError(
@@ -244,12 +245,12 @@ class Ledgers:
         return found
 
     def _warn_of_left(self, name: str) -> None:
-        """Whoever forgot resume= would skip these without a word."""
+        """Warn if an earlier session left keys in flight and resume= was not given."""
         run = self.place.run
         left = left_in_flight(self._storage, self._log.head, name, run) if self.place.rank == 0 else 0
         if left:
             logger.warning(
-                "ledger %r: an earlier session of run %r left %d keys in flight, of which this one knows nothing, as "
+                "ledger %r: an earlier session of run %r left %d keys in flight, which this one does not know, as "
                 "its writer was opened without resume=: to go on with them, open it with arc.writer(resume=arc.recover("
                 ")), or on other ranks with resume=resharding.plan(checkpoint, world_size=...).share(rank)",
                 name,
@@ -258,21 +259,21 @@ class Ledgers:
             )
 
     def send(self) -> None:
-        """Hand in what was said, after all that is ready for the store: so a sealed episode's rows come before."""
+        """Hand in the records, after all that is ready for the store, so that a sealed episode's rows come first."""
         calls = [call for ledger in self._by_name.values() for call in ledger.take_calls()]
         if calls:
             self.changes.add(rows_alone("ledger", lambda: self._numbered(calls)))
 
     def _numbered(self, calls: Sequence[Call]) -> pa.Table:
-        """The rows of these calls. On the thread that numbers segments, after those that were handed in before."""
+        """The rows of these calls. On the thread that numbers segments, after rows that were handed in before."""
         about = {"session": self.place.session, "rank": self.place.rank, "sequence": self._ids.sequence}
         self._ids.sequence += 1
         return _that_count(tables.concat("ledger", [_rows({**call, **about}) for call in calls]))
 
 
 def _rows(call: Call) -> pa.Table:
-    """The rows of one call. Those of sealed rollouts have the weights of their episodes, as their writer knows them by
-    now, where none were given."""
+    """The rows of one call. Rows of sealed rollouts have the weights of their episodes, as their writer knows them by
+    now, unless weights were given."""
     columns = {**call, "key": ["null"] if call["state"] == CURSOR else texts(call["key"])}
     if call["state"] == SEALED:
         records: Sequence[EpisodeRecord] = call["episode_id"]
@@ -284,8 +285,8 @@ def _rows(call: Call) -> pa.Table:
 
 
 def _that_count(rows: pa.Table) -> pa.Table:
-    """The rows that a commit needs: no start of a rollout that is sealed later on, and of a ledger's cursors the last.
-    A cursor's rows are those of a rollout of their own."""
+    """The rows that a commit needs: no start of a rollout that is sealed later on, and only the last cursor of a
+    ledger. Rows of cursors have a rollout of their own."""
     word = places_of(rows["state"], (STARTED, CURSOR, SEALED))
     some = np.flatnonzero(word >= 0)
     (rollout,) = row_codes(rows.select(_ROLLOUT).take(some))

@@ -1,8 +1,8 @@
-"""Pure, no I/O: how the prompts of a ledger stand, and what a verb changes of that: looked at first, all of it, and
-refused with nothing changed.
+"""Pure, no I/O: the states of a ledger's prompts, and the changes that a verb makes: all of a call is checked first,
+and refused with nothing changed.
 
 A round of a prompt goes from when it is drawn until it is trained on or dropped. It is a value: a change makes a new
-one, so a call is taken back by putting the old ones in place. What has ended stays in arrays.
+one, so a call is undone by putting the old ones back. Ended rounds are kept in arrays.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 DRAWN, STARTED, SEALED, TRAINED, DROPPED, CURSOR = "drawn", "started", "sealed", "trained", "dropped", "cursor"
-STATES = (DRAWN, STARTED, SEALED, TRAINED, DROPPED)  # of keys, in the order in which they come
-REOPENED = "reopened"  # no state: the rollout is started again
+STATES = (DRAWN, STARTED, SEALED, TRAINED, DROPPED)  # of keys, in the order of a round
+REOPENED = "reopened"  # not a state: the rollout is started again
 WHOLE_KEY = -1  # in place of a sibling: all of them
 ALL_RANKS = -1
 
@@ -38,8 +38,8 @@ _NOTHING = "; nothing was changed"
 
 
 class Round(NamedTuple):
-    """`rollouts`: a byte a sibling, how far it is; `sealed`: sibling -> id of its episode; `owner`: the rank that has
-    it; `ended`: how, or empty. A round that has ended keeps no rollouts."""
+    """`rollouts`: a byte for each sibling, its state; `sealed`: sibling -> id of its episode; `owner`: the rank that
+    has it; `ended`: its last state, or empty. A round that has ended keeps no rollouts."""
 
     number: int
     rollouts: bytes
@@ -48,8 +48,8 @@ class Round(NamedTuple):
     ended: str = ""
 
     def moved(self, sibling: int, far: int, owner: int, episode_id: str | None = None) -> Round:
-        """The round after `owner` has said that one rollout is that far; one that it did not know of yet is added, as
-        an earlier session's."""
+        """The round after `owner` has moved one rollout to this state; a rollout that it did not know is added, as an
+        earlier session's."""
         rollouts = bytearray(self.rollouts.ljust(sibling + 1, bytes([LEFT_WAITING])))
         rollouts[sibling] = far
         sealed = {s: episode for s, episode in self.sealed.items() if s != sibling}
@@ -64,7 +64,7 @@ class Round(NamedTuple):
 
     @property
     def left(self) -> tuple[int, ...]:
-        """Siblings that an earlier session drew or started, and that nobody has taken up since."""
+        """Siblings that an earlier session drew or started, and that this one has not taken up."""
         return _left(self.rollouts)
 
     @property
@@ -75,7 +75,7 @@ class Round(NamedTuple):
 
     @property
     def state(self) -> str:
-        """One word for it."""
+        """The state of the round, as one of STATES."""
         if self.ended or self.complete:
             return self.ended or SEALED
         return STARTED if self.rollouts.strip(bytes([WAITING, LEFT_WAITING])) else DRAWN
@@ -86,19 +86,19 @@ class Round(NamedTuple):
         return [self.sealed[s] for s in sorted(self.sealed)]
 
     def rows(self) -> list[tuple[int, int | None, str, str | None]]:
-        """Round, sibling, state and episode of each rollout; one for all, if the round has ended."""
+        """Round, sibling, state and episode of each rollout; one row for all, if the round has ended."""
         if self.ended:
             return [(self.number, None, self.ended, None)]
         return [(self.number, s, FAR_NAMES[far], self.sealed.get(s)) for s, far in enumerate(self.rollouts)]
 
 
-Rounds = tuple[Round, ...]  # of one key: those that have not ended, and the last
-Changed = tuple[dict[Key, Rounds], Sequence[int]]  # the rounds of keys after a call, and which one was changed of each
+Rounds = tuple[Round, ...]  # of one key: those that have not ended, and the last one
+Changed = tuple[dict[Key, Rounds], Sequence[int]]  # the rounds of keys after a call, and the changed round of each
 
 
 @lru_cache(4096)
 def unsealed(number: int, rollouts: bytes, owner: int, ended: str = "") -> Rounds:
-    """The rounds of a key that has one, of which nothing is sealed: one object for the millions that are alike."""
+    """The rounds of a key that has one, without a sealed rollout: one object for the millions that are alike."""
     return (Round(number, rollouts, _NONE, owner, ended),)
 
 
@@ -108,7 +108,7 @@ def _left(rollouts: bytes) -> tuple[int, ...]:
 
 
 class Ended:
-    """Keys of which every round has ended, some 50 bytes each: which round was their last, and how it ended."""
+    """Keys without an open round, some 50 bytes each: their last round, and its state."""
 
     def __init__(self, keys: pa.Array, rounds: Ints, state: Ints) -> None:
         """keys: JSON texts; state: of each, as its place in STATES."""
@@ -121,14 +121,14 @@ class Ended:
         return len(self._keys)
 
     def last(self, keys: Sequence[Key]) -> dict[Key, tuple[int, str]]:
-        """The last round of those of these keys that are there, and how it ended."""
+        """The last round and its state, for those of these keys that are there."""
         if not len(self):
             return {}
         found = ((key, at) for key, at in zip(keys, self._index.of(texts(keys)), strict=True) if at is not None)
         return {key: (int(self._rounds[at]), STATES[self._state[at]]) for key, at in found}
 
     def columns(self, without: Iterable[Key]) -> tuple[pa.Array, list[int], list[str]]:
-        """Key (as text), last round and state of all, but for these keys."""
+        """Key (as text), last round and state of all but these keys."""
         left = ~among(self._keys, texts(without))
         return (
             self._keys.filter(left),
@@ -137,20 +137,20 @@ class Ended:
         )
 
     def counts(self) -> dict[str, int]:
-        """State -> how many ended so."""
+        """State -> the number of keys whose last round ended so."""
         return dict(zip(STATES, np.bincount(self._state, minlength=len(STATES)).tolist(), strict=True))
 
 
 class Cursors(NamedTuple):
-    """The places of the ranks that read a data set: session -> rank -> what it said last, of sessions that went on from
-    each other, the oldest first. worlds: the ranks of these sessions, as far as they are known."""
+    """The places of the ranks that read a data set: session -> rank -> its last cursor, for sessions that went on from
+    each other, oldest first. worlds: the ranks of these sessions, as far as they are known."""
 
     said: Mapping[str, Mapping[int, Any]]
     worlds: Mapping[str, Collection[int]]
 
     @property
     def by_rank(self) -> dict[int, Any]:
-        """The cursor that each rank said last, by rank, those of the newest session last."""
+        """The last cursor of each rank, by rank, those of the newest session last."""
         out: dict[int, Any] = {}
         for said in self.said.values():
             for rank, value in said.items():
@@ -160,8 +160,8 @@ class Cursors(NamedTuple):
 
     @property
     def joint(self) -> Any:
-        """The lowest that all ranks of the newest session have passed; a rank that has said nothing yet stands where
-        the sessions before had come to. None: one stands at the beginning."""
+        """The lowest cursor that all ranks of the newest session have passed; a rank without one stands at the joint
+        cursor of the sessions before. None: one stands at the beginning."""
         return self._joint([*self.said])
 
     def _joint(self, sessions: Sequence[str]) -> Any:
@@ -174,13 +174,13 @@ class Cursors(NamedTuple):
         return lowest(values)
 
     def saying(self, session: str, rank: int, value: Any, world_size: int) -> Cursors:
-        """The cursors after a rank of the newest session, of so many ranks, has said this."""
+        """The cursors after a rank of the newest session, of this world size, has moved to this one."""
         return Cursors({**self.said, session: {rank: value}}, {**self.worlds, session: range(world_size)})
 
 
 def lowest(values: Sequence[Any]) -> Any:
     """The JSON value that is in no part beyond any of these: the least number, part by part of lists and objects; None
-    where one is None. UsageError where they cannot be compared."""
+    if one is None. UsageError if they cannot be compared."""
     first: Any = values[0]
     if any(value is None for value in values):
         return None
@@ -194,15 +194,15 @@ def lowest(values: Sequence[Any]) -> Any:
         keys = dict.fromkeys(key for value in values for key in value)
         return {key: lowest([value[key] for value in values if key in value]) for key in keys}
     raise UsageError(
-        f"the ranks' cursors {', '.join(f'{value!r:.40}' for value in values[:4])} have no lowest one: say numbers "
-        "that count up, or lists or objects of them; .cursors has what each rank said, undrawn(keys) what none drew"
+        f"the ranks' cursors {', '.join(f'{value!r:.40}' for value in values[:4])} have no lowest one: give numbers "
+        "that count up, or lists or objects of them; .cursors has each rank's, undrawn(keys) the keys that none drew"
     )
 
 
 @dataclass
 class Prompts:
-    """The standing of prompts. `rounds`: of the keys of which one has not ended, in the order in which they were drawn;
-    `undone`: how many that were trained count as sealed again; `rank`: whose part is looked at, and who changes it."""
+    """The states of prompts. `rounds`: of the keys with an open one, in the order in which they were drawn; `undone`:
+    the number of trained ones that count as sealed again; `rank`: the one whose part this is, and that changes it."""
 
     rounds: dict[Key, Rounds]
     ended: Ended
@@ -211,7 +211,7 @@ class Prompts:
     rank: int = ALL_RANKS
 
     def newest(self, keys: Sequence[Key]) -> dict[Key, tuple[int, str]]:
-        """The number of the newest round of those of these keys that were ever drawn, and its state."""
+        """The number and state of the newest round of those of these keys that were ever drawn."""
         own = {key: self.rounds[key][-1] for key in keys if key in self.rounds}
         return self.ended.last(keys) | {key: (one.number, one.state) for key, one in own.items()}
 
@@ -223,17 +223,17 @@ class Prompts:
                     yield key, one
 
     def far_along(self) -> tuple[int, int, int]:
-        """Counts of the rollouts that are drawn and not started, started and not sealed, and sealed; as an earlier
-        session left them."""
-        kinds = Counter(map(id, self.rounds.values()))  # most are alike
+        """Counts of the rollouts that earlier sessions left drawn and not started, started and not sealed, and
+        sealed."""
+        kinds = Counter(map(id, self.rounds.values()))  # most are one object
         each = ((rounds, kinds.pop(id(rounds), 0)) for rounds in self.rounds.values())
         far = b"".join(one.rollouts * count for rounds, count in each for one in rounds)
         return far.count(LEFT_WAITING), far.count(LEFT_RUNNING), far.count(DONE)
 
     def dealt(self, rank: int, world_size: int, holder: Callable[[str], int | None]) -> Prompts:
-        """The prompts as one of several ranks goes on with them: an open key is of the rank that holds the episode of
-        its first sealed sibling, if one does; the others are dealt out, one after the other."""
-        if world_size == 1:  # all are of rank 0
+        """The prompts of one of several ranks that go on: an open key belongs to the rank that holds the episode of its
+        first sealed sibling; the others are dealt out in turn."""
+        if world_size == 1:  # all belong to rank 0
             return replace(self, rounds=dict(self.rounds), rank=rank)
         turn = 0
         out: dict[Key, Rounds] = {}
@@ -242,7 +242,7 @@ class Prompts:
             owner = None if sealed is None else holder(sealed)
             if owner is None:
                 owner, turn = turn, (turn + 1) % world_size
-            if len(rounds) == 1 and sealed is None:  # most
+            if len(rounds) == 1 and sealed is None:  # the common case
                 out[key] = unsealed(rounds[0].number, rounds[0].rollouts, owner, rounds[0].ended)
             else:
                 out[key] = tuple(one._replace(owner=owner) for one in rounds)
@@ -267,8 +267,8 @@ class Prompts:
         return out, list(numbers.values())
 
     def move(self, keys: Sequence[Key], sibling: int, verb: str, far: int, episodes: Sequence[str] = ()) -> Changed:
-        """Rollouts that are that far from now on, of the newest round of each key. Nothing changes where one is that
-        far already, or is to be reopened and is not sealed."""
+        """The change that moves rollouts of the newest round of each key to this state. Nothing changes where one has
+        it already, or is to be reopened and is not sealed."""
         out: dict[Key, Rounds] = {}
         for key, episode in zip_longest(keys, episodes):
             *others, one = self._unended(key, verb)
@@ -291,8 +291,8 @@ class Prompts:
         return out, [rounds[-1].number for rounds in out.values()]
 
     def end(self, keys: Sequence[Key], state: str) -> Changed:
-        """Rounds that are trained on: of each key the oldest that is complete. Or that are dropped: that, or the newest
-        one if none is complete."""
+        """The change that ends rounds: trained, of each key the oldest complete one; dropped, that one, or the newest
+        if none is complete."""
         out: dict[Key, Rounds] = {}
         numbers = []
         for key in keys:
@@ -303,7 +303,7 @@ class Prompts:
                     missing = ", ".join([str(s) for s, at in enumerate(newest.rollouts) if at not in (DONE, LOST)][:10])
                     raise UsageError(
                         f"key {key!r:.80} cannot be trained on: its siblings {missing} of {len(newest.rollouts)} are "
-                        f"not sealed; seal them, or drop(key, reason, sibling=...) those that won't come{_NOTHING}"
+                        f"not sealed; seal them, or drop(key, reason, sibling=...) the missing ones{_NOTHING}"
                     )
                 one = one or newest
             *others, last = self.rounds[key]

@@ -1,6 +1,6 @@
-"""What is asked of a ledger: of that of a writer, and of one as of a commit or a checkpoint, to be looked at only; and
-which rows of the table a session sees. The episodes that it names are read wherever they are stored: also those that no
-buffer holds any more."""
+"""Queries of a ledger: of a writer's, and of one as of a commit or a checkpoint, which is read-only; and the rows of
+the table that a session sees. Episodes that it names are read wherever they are stored, also those that no buffer
+holds any more."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _BATCHED = ("session", "rank", "sequence", "created_at", "update_count", "key", 
 
 
 class Rollout(NamedTuple):
-    """One rollout of a prompt: of its siblings the one of this number."""
+    """One rollout of a prompt: its sibling of this number."""
 
     key: Key
     sibling: int
 
 
 class Group(NamedTuple("_KeyedEpisodes", [("key", Key), ("episodes", Sequence[str])])):
-    """A prompt whose rollouts are all there: the ids of their episodes, by sibling."""
+    """A prompt whose rollouts are all finished: the ids of their episodes, by sibling."""
 
     _archived: Archived | None
 
@@ -51,15 +51,15 @@ class Group(NamedTuple("_KeyedEpisodes", [("key", Key), ("episodes", Sequence[st
         return made
 
     def read(self, fields: Any = None, **how: Any) -> list[dict[str, Any]]:
-        """The steps of its episodes, by sibling, wherever they lie: in a buffer, or only in the archive. What this
-        writer has added since its last commit is committed first. Arguments are those of `Episodes.read`."""
+        """The steps of its episodes, by sibling, from a buffer or the archive. Episodes that this writer has added
+        since its last commit are committed first. Arguments are those of `Episodes.read`."""
         if self._archived is None:
-            raise UsageError(f"the group of key {self.key!r:.80} is of no ledger: take it from to_train()")
+            raise UsageError(f"the group of key {self.key!r:.80} has no ledger: take it from to_train()")
         return self._archived(self.episodes).read(fields, **how)
 
 
 class Archived:
-    """Episodes by id, as a session sees them. It reads tables when it is first asked, and later what is new."""
+    """Episodes by id, as a session sees them. It reads tables when it is first asked, and later only what is new."""
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class Archived:
         branch: tuple[str, Sequences | None],
         settle: Callable[[Sequence[str], bool], bool] | None = None,
     ) -> None:
-        """head: gives the newest commit that counts. settle(ids, whole): commits what of
-        them is in no commit yet; whether it did. whole: they are there, and have ended."""
+        """head: gives the newest commit that counts. settle(ids, whole): commits those that are in no commit yet; True
+        if it did. whole: they are there, and have ended."""
         self._storage, self._head, self._branch, self._settle = storage, head, branch, settle
         self._known: tuple[Episodes, TextIndex] | None = None
 
@@ -83,7 +83,7 @@ class Archived:
             return found
         raise NotFoundError(
             f"one of the episodes {', '.join(map(repr, names[:10]))} is not at {self._storage.url} any more: it was "
-            "forgotten by its id, and pruned; drop() the prompt, or reopen() the rollout to have it made again"
+            "forgotten by its id, and pruned; drop() the prompt, or reopen() the rollout to make it again"
         )
 
     def _of(self, names: Sequence[str]) -> Episodes | None:
@@ -108,7 +108,7 @@ class Archived:
 
 
 class LedgerQueries(ABC):
-    """The questions that a ledger answers by how prompts stand."""
+    """The queries that a ledger answers from the states of prompts."""
 
     _archived: Archived
 
@@ -118,19 +118,19 @@ class LedgerQueries(ABC):
 
     @property
     def cursors(self) -> Mapping[int, Any]:
-        """The cursor that each rank said last, by rank, as far as is known; those of the newest session last."""
+        """The last cursor of each rank, by rank, as far as is known; those of the newest session last."""
         return self._prompts.cursors.by_rank
 
     @property
     def cursor(self) -> Any:
-        """Up to where the data set was read by all: the lowest of what the ranks of the newest session said last, part
-        by part of lists and objects. A rank that has said nothing stands where the session before had come to. None: at
-        the beginning. `undrawn()` says what is left beyond it. UsageError where cursors cannot be compared."""
+        """The place in the data set that all ranks have passed: the lowest of the last cursors of the newest session's
+        ranks, part by part of lists and objects. A rank without one stands at the cursor of the session before.
+        None: at the beginning. `undrawn()` gives the keys beyond it. UsageError if cursors cannot be compared."""
         return self._prompts.cursors.joint
 
     def undrawn(self, keys: Key | Iterable[Key], rounds: int = 1) -> list[Key]:
-        """The keys among these (a range, a list) that were drawn fewer than so many times, as far as is known, in their
-        order: what a data set still has for its `rounds`-th epoch."""
+        """The keys among these (a range, a list) that were drawn fewer than `rounds` times, as far as is known, in
+        their order: the rest of a data set for its `rounds`-th epoch."""
         names = normalised(keys)
         drawn = self._prompts.newest(names)
         return [key for key in names if key not in drawn or drawn[key][0] + 1 < rounds]
@@ -138,9 +138,9 @@ class LedgerQueries(ABC):
     def to_reissue(self, granularity: Granularity = "sibling", *, all_ranks: bool = False) -> list[Any]:
         """Rollouts that earlier sessions drew and did not seal, in the order of their drawing: this rank's part.
 
-        granularity: "sibling": a `Rollout(key, sibling)` for each that is missing: sealed siblings are used again.
-        "group": the keys of which one is missing, for those who do whole groups again: `drop` and `draw` them.
-        What this session has drawn, started or sealed itself is not among them.
+        granularity: "sibling": a `Rollout(key, sibling)` for each missing one: sealed siblings are used again.
+        "group": the keys with a missing one, to repeat whole groups: `drop` and `draw` them.
+        Rollouts that this session has drawn, started or sealed itself are not among them.
         """
         if granularity not in ("sibling", "group"):
             raise UsageError(f"granularity={granularity!r}: give 'sibling' or 'group'")
@@ -150,8 +150,8 @@ class LedgerQueries(ABC):
         return [Rollout(key, sibling) for key, siblings in left for sibling in siblings]
 
     def to_train(self, *, all_ranks: bool = False) -> list[Group]:
-        """Keys of which all rollouts are sealed (or dropped) and that were not trained on, with their episodes, which
-        `group.read()` reads; of those that earlier sessions left, this rank's part."""
+        """Keys whose rollouts are all sealed (or dropped) and not trained on, with their episodes, which `group.read()`
+        reads; of those that earlier sessions left, this rank's part."""
         return [Group(key, one.episodes, self._archived) for key, one in self._open(all_ranks) if one.complete]
 
     def _open(self, all_ranks: bool) -> Iterator[tuple[Key, Round]]:
@@ -159,19 +159,19 @@ class LedgerQueries(ABC):
         return found.open(ALL_RANKS if all_ranks else found.rank)
 
     def sealed(self, key: Key) -> dict[int, str]:
-        """Sibling -> id of its episode, of a key's newest round that has not ended; empty if there is none."""
+        """Sibling -> id of its episode, in a key's newest open round; empty if there is none."""
         rounds = self._prompts.rounds.get(normalised(key)[0], ())
         return dict(sorted(rounds[-1].sealed.items())) if rounds else {}
 
     def state(self, key: Key) -> str | None:
-        """ "drawn", "started" (some rollout is, or is sealed), "sealed" (all are), "trained" or "dropped": of the key's
-        newest round. None if it was never drawn."""
+        """The state of the key's newest round: "drawn", "started" (some rollout is started or sealed), "sealed" (all
+        are), "trained" or "dropped". None if it was never drawn."""
         (key,) = normalised(key)
         return self._prompts.newest([key]).get(key, (0, None))[1]
 
     @property
     def counts(self) -> dict[str, int]:
-        """State -> how many keys are in it."""
+        """State -> the number of keys in it."""
         found = self._prompts
         rounds = dict(found.rounds)  # other threads may change it meanwhile
         out = Counter(one[-1].state for one in rounds.values())
@@ -181,8 +181,8 @@ class LedgerQueries(ABC):
 
     @property
     def table(self) -> pa.Table:
-        """The standing of all: key (JSON), round, sibling (null: all), state, episode_id. A row a rollout; of rounds
-        that have ended one for all."""
+        """A table of all states: key (JSON), round, sibling (null: all), state, episode_id. One row for each rollout;
+        one for all of a round that has ended."""
         import pyarrow as pa
 
         found = self._prompts
@@ -205,7 +205,7 @@ class LedgerQueries(ABC):
 
 
 class TrainedBatch(NamedTuple):
-    """A batch that all ranks trained on at one step: when the first of them said so, the keys, and the ids of their
+    """A batch that all ranks trained on at one step: the time of its first record, the keys, and the ids of their
     episodes by sibling."""
 
     step: int
@@ -215,15 +215,15 @@ class TrainedBatch(NamedTuple):
 
 
 class LedgerView(LedgerQueries):
-    """The standing of prompts by then, on all ranks. `to_reissue()` is what a session that goes on from there would
-    do again. Reads tables once, when first looked at."""
+    """The states of prompts at a commit or checkpoint, on all ranks. `to_reissue()` gives what a session that goes on
+    from there repeats. Tables are read once, at the first use."""
 
     def __init__(
         self, storage: Storage, commit: Commit, name: str, session: str, own: Sequences | None = None,
         trained: Sequences | None = None,
     ) -> None:  # fmt: skip
-        """session: who looks; own: of its own rows those below these numbers; None: all. trained: the same of those
-        "trained", where its weights know of fewer."""
+        """session: the one whose view this is; own: its own rows below these numbers; None: all. trained: the same for
+        rows "trained", where its weights know of fewer."""
         self.name = name
         self._storage = storage
         self._commit = commit
@@ -233,13 +233,13 @@ class LedgerView(LedgerQueries):
 
     @property
     def rows(self) -> pa.Table:
-        """Everything that was said and counts, in order: rows of the ledger table. Reads it at each look."""
+        """The records that count, in order: rows of the ledger table. Read at each call."""
         return self._seen(None)[0]
 
     @property
     def batches(self) -> list[TrainedBatch]:
         """The batches that were trained on, oldest first. A step is the update count, over the ranks of a session;
-        where none was told, each call of `train` is one, and its place is the step."""
+        without update counts each call of `train` is one, and its place is the step."""
         rows = self._seen((*_BATCHED, "state", "sibling", "episode_id"))[0]
         sealed = _sealed(rows.filter(among(rows["state"], (SEALED, DROPPED))))
         trained = rows.filter(among(rows["state"], (TRAINED,)))
@@ -259,7 +259,7 @@ class LedgerView(LedgerQueries):
 
     @property
     def awaited(self) -> pa.ChunkedArray:
-        """The ids of episodes that are sealed, of prompts that were neither trained on nor dropped."""
+        """The ids of sealed episodes of prompts that were neither trained on nor dropped."""
         return LedgerRows(*self._seen()).awaited()
 
     @property
@@ -272,13 +272,13 @@ class LedgerView(LedgerQueries):
     ) -> tuple[pa.Table, pa.Table, Mapping[str, Collection[int]]]:
         """The rows that the session sees, in order; those "trained" that do not count for it; and the ranks of the
         sessions that it sees, as far as they are known, oldest first. columns: all if None. fresh: rows of its own
-        that are to be committed next."""
+        that the next commit will add."""
         import pyarrow as pa
 
         commit = self._commit
         wanted = None if columns is None else list(dict.fromkeys((*columns, *_PLACES)))
         table = tablefiles.load(self._storage, "ledger", commit.files("ledger"), wanted)
-        if fresh is not None:  # as if the next commit had brought them
+        if fresh is not None:  # as if the next commit had added them
             fresh = tables.set_column(fresh, "commit", commit.number + 1).select(table.column_names)
             table = pa.concat_tables([table, fresh])
         table = _those(table, places_of(table["ledger"], [self.name]) == 0)
@@ -295,10 +295,10 @@ class LedgerView(LedgerQueries):
         return found, undone, self._worlds(sight)
 
     def _worlds(self, sight: Mapping[str, Sequences | None]) -> dict[str, Collection[int]]:
-        """The ranks of the sessions that this one sees, itself the last: of itself those that are known to have
+        """The ranks of the sessions that this one sees, itself the last; of itself the ranks that are known to have
         begun."""
         out: dict[str, Collection[int]] = {name: set(sight[name] or ()) for name in reversed([*sight])}
-        known = (self._commit.own_runs, self._commit.runs)  # those that it says itself first: the others are read
+        known = (self._commit.own_runs, self._commit.runs)  # those in the commit itself first: the others are read
         mine = ([one for one in runs.values() if one.session == self._session] for runs in known)
         begun = {rank for one in next(filter(None, mine), []) for rank in (*one.sequences, *(one.journal or ()))}
         out[self._session] = {*out[self._session], *begun}
@@ -307,7 +307,7 @@ class LedgerView(LedgerQueries):
     @cached_property
     def _prompts(self) -> Prompts:
         rows = self._seen()
-        _release()  # what reading took and these rows do not
+        _release()  # memory that reading took and these rows do not need
         found = LedgerRows(*rows).prompts()
         _release()
         return found
@@ -324,7 +324,7 @@ class LedgerView(LedgerQueries):
 
 
 def _sealed(rollouts: pa.Table) -> dict[tuple[str, int], dict[int, str]]:
-    """(key, round) -> sibling -> its episode, the one that was sealed last; without those that were dropped after."""
+    """(key, round) -> sibling -> its episode, the one sealed last; without those that were dropped later."""
     out: dict[tuple[str, int], dict[int, str]] = {}
     columns = (rollouts[name].to_pylist() for name in ("key", "round", "sibling", "episode_id"))
     for key, number, sibling, episode in zip(*columns, strict=True):
@@ -343,8 +343,8 @@ def _those(table: pa.Table, mask: Any) -> pa.Table:
 
 
 def _in_order(table: pa.Table, sessions: Sequence[str]) -> pa.Table:
-    """The rows of later sessions after those of earlier ones, within a session by commit, and of a rank as it said
-    them. No clock has a say in it: that of a machine may be set back."""
+    """The rows, later sessions after earlier ones, within a session by commit, and within a rank in its order. No clock
+    decides, as a clock may be set back."""
     keys = (table[name].to_numpy() for name in ("sequence", "rank", "commit"))
     ordered = np.lexsort((*keys, places_of(table["session"], sessions)))
     return table if (ordered[1:] > ordered[:-1]).all() else table.take(ordered)
@@ -359,12 +359,12 @@ def of_run(storage: Storage, head: Commit, name: str, run: str) -> LedgerView:
 
 
 def names(storage: Storage, commit: Commit) -> list[str]:
-    """The ledgers of which there are rows, by name."""
+    """The ledgers that have rows, by name."""
     return sorted(_distinct(storage, commit, "ledger"))
 
 
 def left_in_flight(storage: Storage, head: Commit, name: str, run: str) -> int:
-    """The number of keys of a ledger that sessions before a run's newest left, if that went on from none of them."""
+    """The number of open keys that sessions before a run's newest left, if that went on from none of them."""
     entry = head.runs[run]
     if not head.ledger or entry.resumed_from is not None:
         return 0
@@ -374,8 +374,8 @@ def left_in_flight(storage: Storage, head: Commit, name: str, run: str) -> int:
 
 
 def taken_back(storage: Storage, commit: Commit, session: str, trained: Sequences, fresh: pa.Table) -> set[str]:
-    """Ids of the episodes, of all ledgers, that a session has trained on, and that count as sealed, as its weights know
-    of its rows "trained" below these numbers alone. fresh: rows of its own that are to be committed next."""
+    """Ids of the episodes, of all ledgers, that a session has trained on and that count as sealed, because its weights
+    only know of its rows "trained" below these numbers. fresh: rows of its own that the next commit will add."""
     out: set[str] = set()
     for name in {*names(storage, commit), *distinct(fresh["ledger"])}:
         rows, undone, worlds = LedgerView(storage, commit, name, session, None, trained)._seen(fresh=fresh)
@@ -390,7 +390,7 @@ def _distinct(storage: Storage, commit: Commit, column: str) -> list[str]:
 
 
 def _release() -> None:
-    """Give memory back that Arrow keeps for later: after millions of rows that is most of it."""
+    """Return memory to the system that Arrow keeps for later: after millions of rows that is most of it."""
     import pyarrow as pa
 
     pa.default_memory_pool().release_unused()

@@ -1,4 +1,4 @@
-"""archive.json: what an archive says of itself, written once, when it is created."""
+"""archive.json: the record that identifies an archive, written once, when it is created."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def is_there(storage: Storage) -> bool:
 
 
 def create(storage: Storage, raw: bytes) -> bool:
-    """Make archive.json, and say whether this one is there now, and not another."""
+    """Write archive.json; True if these bytes are there now, whoever wrote them."""
     try:
         storage.create_once(layout.ARCHIVE_KEY, raw)
     except AlreadyExistsError:

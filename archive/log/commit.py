@@ -28,16 +28,16 @@ from archive.log.runs import KnownRuns
 from archive.tables import LISTED
 
 MAX_COMMIT_BYTES = 1_000_000
-RECENT = 64  # so many commits before it a commit has a mark of
+RECENT = 64  # a commit has the marks of this many commits before it
 MAX_OBJECT_BYTES = MAX_COMMIT_BYTES + 66  # with its checksum, on a line of its own
 REMEDY = "nothing was read from it; run `archive repair` to see what can be recovered"
-_ADDS = ("session", "commit", "checkpoint", "tag", "label", "late", "merge")  # kinds that take nothing away
+_ADDS = ("session", "commit", "checkpoint", "tag", "label", "late", "merge")  # kinds that delete nothing
 _NULLS = {"commit": ("chunks", "message"), "checkpoint": ("chunks", "live")}  # by kind: null where others lack the key
 
 
 @dataclass(frozen=True, slots=True)
 class Commit(Record):
-    """One commit. What is read from the store has a digest, of its bytes."""
+    """One commit. A commit that was read from the store has a digest, of its bytes."""
 
     kind: str
     run: str = stored("", always=True)
@@ -52,7 +52,7 @@ class Commit(Record):
     library: str = stored(__version__, required=True)
     format: Any = stored(layout.format_block(), required=True)  # checked before anything else is looked at
     runs: Mapping[str, RunEntry] = stored({}, always=True)
-    run_files: FileRef | None = None  # of the table runfiles: the runs that it does not say itself
+    run_files: FileRef | None = None  # of the table runfiles: the runs that are not in the commit itself
     segments: tuple[FileRef, ...] | None = None
     checkpoints: tuple[FileRef, ...] | None = None
     branches: tuple[FileRef, ...] | None = None
@@ -72,7 +72,7 @@ class Commit(Record):
     undoes: Count | None = None  # of kind "undo" and "restore": the commit that it undoes, or makes the newest again
     message: str | None = stored(None, null=True)
     recent: tuple[str, ...] | None = None  # marks of the commits before it, the newest first
-    damaged: str | None = None  # of kind "repair": where the bytes lie whose place it took
+    damaged: str | None = None  # of kind "repair": where the damaged bytes that it replaces were moved to
     digest: str = unstored("")
 
     def __post_init__(self) -> None:
@@ -88,14 +88,14 @@ class Commit(Record):
 
     @property
     def tables(self) -> list[tuple[str, FileRef]]:
-        """Every manifest file that it names, and of which table it is."""
+        """Every manifest file that it names, with its table."""
         own = (("chunks", self.chunks), ("live", self.live), ("pruned", self.pruned), ("runfiles", self.run_files))
         listed = ((table, one) for table in LISTED for one in self.files(table))
         return [*listed, *((table, one) for table, one in own if one is not None)]
 
     @property
     def tables_led_to(self) -> list[tuple[str, FileRef]]:
-        """These, and the files that its index of runs names."""
+        """Every manifest file that it names, or that its index of runs names, and the table of each."""
         stored = self.runs.files if isinstance(self.runs, KnownRuns) else ()
         return [*self.tables, *(("runs", one) for _, one in stored)]
 
@@ -106,37 +106,37 @@ class Commit(Record):
 
     @property
     def files_led_to(self) -> list[FileRef]:
-        """Every manifest file that it names, and those that its index of runs does."""
+        """Every manifest file that it names, or that its index of runs names."""
         return [one for _, one in self.tables_led_to]
 
     @property
     def own_runs(self) -> Mapping[str, RunEntry]:
-        """The runs that it says itself: no file is read for them."""
+        """The runs in the commit itself; no file is read for them."""
         return self.runs.own if isinstance(self.runs, KnownRuns) else self.runs
 
     def runs_with(self, changed: Mapping[str, RunEntry]) -> Mapping[str, RunEntry]:
-        """Its runs, with those that are changed in place of what they were."""
+        """Its runs, with the changed ones in place of what they were."""
         own = {**self.own_runs, **{run: entry for run, entry in changed.items() if entry != self.runs.get(run)}}
         return self.runs.saying(own) if isinstance(self.runs, KnownRuns) else own
 
     @property
     def base_urls(self) -> dict[str, str]:
-        """Archive id -> URL of the other archives whose shards are referred to."""
+        """Archive id -> URL of the other archives whose shards this one refers to."""
         return {name: base.url for name, base in self.bases.items()}
 
     def after(self, kind: str, **changes: Any) -> Self:
-        """A commit to follow this one: with what every commit repeats of its parent, but for these changes."""
+        """A commit to follow this one. It repeats what every commit repeats of its parent, with these changes."""
         carried = {name: getattr(self, name) for name in (*LISTED, "runs", "run_files", "bases", "format", "let_go")}
         return type(self)(kind, **(carried | changes))
 
     def same_episodes(self, other: Commit) -> bool:
-        """True if another one has the same episodes: labels and late fields aside."""
+        """True if `other` has the same episodes; labels and derived columns may differ."""
         tables = (self.files(table) == other.files(table) for table in ("segments", "branches"))
         return self.runs == other.runs and self.bases == other.bases and all(tables)
 
     @property
     def sighting(self) -> Sighting | None:
-        """The record, for objects that are written by who knows this commit as the newest; None before the first."""
+        """The reference to this commit as the newest that a writer had seen; None before the first commit."""
         return Sighting(self.archive, self.number, self.digest) if self.number else None
 
     def to_json(self) -> dict[str, Any]:
@@ -151,18 +151,18 @@ EMPTY = Commit("empty")
 
 
 def mark_of(transaction: str) -> str:
-    """A later commit's mark of one with this key: few letters, which other keys may have as well."""
+    """The mark that later commits have of the commit with this key: a few letters, not unique."""
     return hashlib.sha256(transaction.encode("utf-8", "surrogatepass")).hexdigest()[:6]
 
 
 def recent(commit: Commit) -> tuple[str, ...]:
-    """The marks of a commit and of those before it, the newest first; empty of one that must be read."""
+    """The marks of a commit and of those before it, newest first; empty if the commit has none and must be read."""
     mark = mark_of(commit.transaction) if commit.kind in _ADDS and commit.let_go != commit.number else ""
     return (mark, *(commit.recent or ()))[:RECENT]
 
 
 def completed(draft: Commit, parent: Commit, archive_id: str, transaction: str) -> Commit:
-    """The draft as the commit after `parent`, with what every commit says of itself."""
+    """The draft as the commit after `parent`, with the keys that every commit has."""
     return replace(
         draft, number=parent.number + 1, archive=archive_id, parent=parent.digest or None, transaction=transaction,
         nonce=uuid.uuid4().hex, created_at=datetime.now(UTC), recent=recent(parent) if parent.number else None,
@@ -183,7 +183,7 @@ def dumps(commit: Commit) -> bytes:
 
 
 def loads(data: bytes, number: int, where: str) -> Commit:
-    """The commit of that number; CorruptCommitError for a damaged one: it is never passed over."""
+    """The commit of that number. A damaged one raises CorruptCommitError; it is never skipped."""
     what = f"commit {number} at {where}"
     if len(data) > MAX_OBJECT_BYTES:
         raise CorruptCommitError(

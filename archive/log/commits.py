@@ -1,5 +1,5 @@
-"""The commits of an archive, read: small numbered files, created once, never overwritten, never deleted; the only thing
-that makes data visible. Two lines: the body as JSON, and its SHA-256. Each names its parent's."""
+"""Reading the commits of an archive: small numbered files, created once, never overwritten, never deleted. They alone
+make data visible. A commit has two lines: the body as JSON, and its SHA-256. Each names its parent's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FOLDER, _FILE = re.compile(r"[0-9]{6}/"), re.compile(r"[0-9]{9}\.json")
 
 
 def empty(about: About) -> Commit:
-    """The commit that stands for an archive without commits, in its own format."""
+    """The commit that stands for an archive without commits, in the archive's own format."""
     return replace(EMPTY, format=about.format)
 
 
@@ -48,12 +48,12 @@ def _loaded(storage: Storage, data: bytes, number: int) -> Commit:
 
 
 def read_of(storage: Storage, number: int, head: Commit) -> Commit:
-    """Commit `number` of the archive that `head` is of; one of another archive is an error."""
+    """Commit `number` of the archive of `head`; a commit of another archive is an error."""
     return _checked_of(storage, read(storage, number), number, head)
 
 
 def read_all(storage: Storage, numbers: Iterable[int], head: Commit) -> Iterator[Commit]:
-    """These commits of the archive that `head` is of, each once, oldest first, many at once; `head` is as it is."""
+    """These commits of the archive of `head`, each once, oldest first, read many at once; `head` itself is not read."""
     wanted = sorted(set(numbers))
     for at in range(0, len(wanted), _AT_ONCE):
         some = [number for number in wanted[at : at + _AT_ONCE] if number != head.number]
@@ -82,8 +82,8 @@ def first_numbers(storage: Storage, cancelled: threading.Event | None = None) ->
 def newest(storage: Storage, first: Callable[[], list[int]] | None = None) -> Commit:
     """The newest commit: a LIST finds it, three where the first folder is full.
 
-    Where a LIST may come late, a probe of the next number makes sure; elsewhere it would only find what was committed
-    since. first: gives what `first_numbers` did, if that was asked for already.
+    Where a LIST may be stale, a probe of the next number makes sure; elsewhere it would only find what was committed
+    since. first: the result of `first_numbers`, if it was already asked for.
     """
     numbers = first() if first else first_numbers(storage)
     if not numbers or layout.commit_key(numbers[-1] + 1).rpartition("/")[0] != layout.commit_folder(_FIRST_FOLDER):
@@ -98,8 +98,8 @@ def newest(storage: Storage, first: Callable[[], list[int]] | None = None) -> Co
 
 
 def newest_after(storage: Storage, known: Commit) -> Commit:
-    """The newest commit: one after the other as long as these are few, so that each is seen to follow the one before;
-    of many the newest alone, as who opens the archive finds it."""
+    """The newest commit. Up to a few commits are read one by one, so that each is seen to follow the one before; of
+    many only the newest is read, as opening the archive does."""
     head = known
     for head in following(storage, known):
         if head.number > known.number + _FEW:
@@ -110,7 +110,7 @@ def newest_after(storage: Storage, known: Commit) -> Commit:
 
 def _newest_numbers(storage: Storage) -> list[int]:
     folders = [name.rstrip("/") for name in storage.list("commits") if _FOLDER.fullmatch(name)]
-    for folder in reversed(folders):  # the newest may be empty: a writer died before it had written there
+    for folder in reversed(folders):  # the newest folder may be empty: its writer died first
         if numbers := _numbers(storage, folder):
             return numbers
     return []
@@ -151,7 +151,7 @@ def next_after(storage: Storage, base: Commit) -> Commit | None:
 
 
 def newest_number(storage: Storage, known: int) -> int:
-    """The number of the newest commit that a listing has, if it is newer than the one that is known."""
+    """The number of the newest commit in a listing, if it is newer than `known`."""
     while True:
         folder = layout.commit_key(known + 1).split("/")[1]
         newest = max(_numbers(storage, folder), default=0)
@@ -161,8 +161,8 @@ def newest_number(storage: Storage, known: int) -> int:
 
 
 def missing(storage: Storage, head: Commit, seen: Sighting | None, where: str) -> str | None:
-    """In words, that a commit is not there which the writer of an object had seen; None if it is, or is not newer than
-    `head`. Commits are never deleted: one was removed, or did not come along when the archive was copied."""
+    """A sentence if the commit that the writer of an object had seen is not there; else None. Commits are never
+    deleted, so one was removed, or the copy of the archive lacks it."""
     if seen is None or seen.commit <= head.number or head.archive not in ("", seen.archive):
         return None
     key = layout.commit_key(seen.commit)

@@ -1,9 +1,9 @@
-"""What must hold for any commit beside what others did since its writer began: numbers only grow, and nothing is named
-that was forgotten or pruned.
+"""Requirements of every commit, given what others committed since its writer began: numbers only grow, and nothing is
+named that was forgotten or pruned.
 
 Deleting is safe by the order of commits, not by clocks: a prune commits the list of what it deletes before it deletes.
-A writer that commits before that is seen by it; one that commits after it looks into the list here, and fails rather
-than naming what is gone. So does one that holds steps which were forgotten, or columns in objects that were.
+The prune sees a writer that commits before that; a writer that commits after it looks into the list here, and fails
+rather than name what is gone. So does a writer that holds forgotten steps, or columns in forgotten objects.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from archive import tables
-from archive.base import CheckpointError, CorruptManifestError, LetGoError
+from archive.base import CheckpointError, CorruptManifestError, ExpiredError
 from archive.log import tablefiles
 from archive.log.commit import Commit
 from archive.log.records import FileRef, RunEntry
 from archive.store import Storage
 from archive.tables import SHARDED, objects_of
 
-LEFT, FORGOTTEN = "left behind", "forgotten"  # reasons of a prune: no commit ever named it; a commit let go of it
+LEFT, FORGOTTEN = "left behind", "forgotten"  # reasons of a prune: no commit ever named it; a commit forgot it
 _GROWING = {"sequences": "rows", "journal": "objects of the journal"}  # of a run's entry: rank -> how many are in it
 
 
 class Conflicts:
-    """Commits that let go, and objects that were pruned, since one writer began."""
+    """Deletions committed by others since one writer began: commits that forgot, and objects that were pruned."""
 
     def __init__(self, head: Commit) -> None:
-        self._let_go = head.let_go  # looked at before the first checkpoint, as what it goes on from may be older
-        self._since = head.number  # what this commit led to the writer may name
+        self._let_go = head.let_go  # checked before the first checkpoint, whose base may be older
+        self._since = head.number  # the writer may name what this commit led to
         self._lists: list[FileRef] = []
         self._pruned: dict[str, int] = {}  # key -> the commit
         self._newest_loss = 0
         self.newest_prune = 0  # the number of the commit
 
     def note(self, commit: Commit) -> None:
-        """A commit that another made."""
+        """Take note of a commit that another writer made."""
         if commit.let_go == commit.number:
             self._let_go = self._newest_loss = commit.number
         if commit.pruned is not None:
@@ -43,7 +43,7 @@ class Conflicts:
 
     def check(self, storage: Storage, parent: Commit, draft: Commit) -> None:
         """Raise if the draft must not follow its parent: CheckpointError if something newer of its session is committed
-        already, LetGoError if it refers to what was forgotten or pruned."""
+        already, ExpiredError if it refers to what was forgotten or pruned."""
         _check_grows(parent, draft)
         _check_origin(storage, parent, draft)
         self._check_objects(storage, parent, draft)
@@ -51,13 +51,13 @@ class Conflicts:
             self._check_live(storage, draft)
 
     def passed(self, commit: Commit) -> None:
-        """A commit of this writer's own was made: what it holds was there."""
+        """Take note of a commit of this writer's own: all that it names was there."""
         if commit.live is not None:
             self._let_go, self._since = None, commit.number
 
     def gone(self, storage: Storage, head: Commit, keys: Collection[str], since: int) -> dict[str, int]:
-        """The objects, of these that commit `since` led to, which were forgotten or pruned after it, and the commit
-        that did so."""
+        """The objects in `keys` that were forgotten or pruned after commit `since`, which led to them, and by which
+        commit."""
         if not keys or self._newest_loss <= since:
             return {}
         self._load(storage)
@@ -77,15 +77,15 @@ class Conflicts:
         borrowed = () if draft.checkpoint is None else draft.checkpoint.borrowed
         if lost := self.gone(storage, parent, {*borrowed}, self._since):
             key = min(lost)
-            raise LetGoError(
-                f"columns, attributes or states of this checkpoint lie in {len(lost)} objects of earlier ones, such as "
-                f"{storage.full_url(key)}, which commit {lost[key]} let go of meanwhile; nothing was committed. Save "
+            raise ExpiredError(
+                f"columns, attributes or states of this checkpoint are in {len(lost)} objects of earlier ones, such as "
+                f"{storage.full_url(key)}, which commit {lost[key]} forgot meanwhile; nothing was committed. Save "
                 "another checkpoint: it writes them again"
             )
         self._load(storage)
         gone = sorted(self._pruned.keys() & _named(storage, parent, draft)) if self._pruned else []
         if gone:
-            raise LetGoError(
+            raise ExpiredError(
                 f"{len(gone)} objects that this commit names, such as {storage.full_url(gone[0])}, were pruned by "
                 f"commit {self._pruned[gone[0]]}, as no commit had led to them for as long as that waits; nothing was "
                 "committed, and what they held is lost. Open the archive again, a writer from its newest checkpoint, "
@@ -98,7 +98,7 @@ class Conflicts:
         try:
             tables.locate(live, segments)
         except CorruptManifestError as e:
-            raise LetGoError(
+            raise ExpiredError(
                 f"steps that are live in this checkpoint were forgotten by commit {self._let_go} at {storage.url}, "
                 f"after this writer had taken them over ({e}); nothing was committed. Resume from a checkpoint that is "
                 "kept"
@@ -122,7 +122,7 @@ def _check_grows(parent: Commit, draft: Commit) -> None:
 
 
 def _check_order(parent: Commit, draft: Commit) -> None:
-    """Whichever rank was late: of each rank, what it staged must come after what it staged for the latest one.
+    """Each rank's part must be newer than its part of the latest checkpoint, whichever rank was late.
 
     Then the least ordinal of the ranks grows too, also where a rank counted calls that others did not make.
     """
@@ -139,7 +139,7 @@ def _check_order(parent: Commit, draft: Commit) -> None:
 
 
 def _check_origin(storage: Storage, parent: Commit, draft: Commit) -> None:
-    """LetGoError if a session is to go on from a checkpoint that was forgotten."""
+    """ExpiredError if a session is to go on from a checkpoint that was forgotten."""
     entry, before = draft.runs.get(draft.run), parent.runs.get(draft.run)
     if draft.kind != "session" or entry is None or entry.resumed_from is None:
         return
@@ -150,14 +150,14 @@ def _check_origin(storage: Storage, parent: Commit, draft: Commit) -> None:
     marked = {mark.commit for entry in parent.runs.values() for mark in entry.marks.values()}
     kept = tablefiles.load(storage, "checkpoints", parent.files("checkpoints"), ["commit"])["commit"].to_pylist()
     if number not in marked and number not in kept:
-        raise LetGoError(
+        raise ExpiredError(
             f"the checkpoint of commit {number} at {storage.url} was forgotten by commit {parent.let_go} at the "
             "latest: go on from one of arc.checkpoints, or bring it back by arc.undo() or arc.restore(commit=...)"
         )
 
 
 def _newer(before: RunEntry, draft: Commit, why: str) -> CheckpointError:
-    """The error of what comes too late. why: what is said of the newest checkpoint of its session."""
+    """The error of a checkpoint that comes too late. why: a clause about the newest checkpoint of its session."""
     made, latest = draft.checkpoint, before.latest
     what = f"what session {draft.session!r} wrote" if made is None else f"checkpoint {made.name!r}"
     newest = ("what", "committed") if latest is None else (f"{latest.name!r},", f"commit {latest.commit}")
@@ -167,7 +167,7 @@ def _newer(before: RunEntry, draft: Commit, why: str) -> CheckpointError:
 
 
 def _named(storage: Storage, parent: Commit, draft: Commit) -> set[str]:
-    """The objects that a draft names, but for the manifest files that its parent names too, and what rows of those say.
+    """The objects that a draft names, and that rows of its new manifest files name.
 
     Rows that were folded into a new file count as well: what the parent leads to was not pruned.
     """

@@ -1,4 +1,4 @@
-"""Adding a commit: a change of the archive as a value, which is tried until it is one, whoever commits beside.
+"""Adding a commit: a change of the archive is a value, which is tried until it is committed, whoever commits beside.
 
 A commit carries a transaction key, so that the same intent is committed once however often it is tried and by however
 many processes.
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 X = TypeVar("X")
 Requirement = Callable[[Commit], None]  # raises if it does not hold as of a commit
 Load = Callable[[str, Sequence[FileRef], Sequence[str]], "pa.Table"]  # columns of manifest files of one kind
-Addition = tuple[Mapping[str, "pa.Table"], Mapping[str, Any]]  # rows by table, and what else a commit says
+Addition = tuple[Mapping[str, "pa.Table"], Mapping[str, Any]]  # rows by table, and the other keys of a commit
 
 
 _NEAR = 2  # commits of others that a writer reads one by one; past more it goes to the newest
@@ -51,12 +51,12 @@ _MAX_KEPT_BYTES = 1024 * 1024  # a file or table no larger is held for the next 
 
 
 def new_session() -> str:
-    """A session's name that no other has."""
+    """A session name that no other session has."""
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
 class KnownIds:
-    """The ids of the episodes that there are, as one process has learned them; each file is read once.
+    """The ids of the archive's episodes, as far as one process has learned them; each file is read once.
 
     names: those that commits after `since` brought, and maybe more. at: the commit up to which they were learned.
     """
@@ -67,8 +67,8 @@ class KnownIds:
         self.at = 0
 
     def learn(self, parent: Commit, load: Load, since: int = 0) -> None:
-        """Read the files that are newer than what is known, so that all ids that came after commit `since` are known
-        as of `parent`."""
+        """Read the files that are newer than what is known. All ids that came after commit `since` are then known as of
+        `parent`."""
         if self.since is None or since < self.since:
             self.since = self.at = since
         files = [f for f in parent.files("segments") if f.commit is None or f.commit[1] > self.at]
@@ -93,7 +93,7 @@ class KnownIds:
             )
 
     def note(self, commit: Commit, fresh: pa.Table | None = None) -> None:
-        """A commit was made. fresh: the rows that it adds, if they were checked: they need not be read then."""
+        """Take note of a commit. fresh: the rows that it adds, if they were checked; they need not be read then."""
         if commit.undoes is not None:  # what comes back lies in files that may be older than what is known
             self.since = self.at = 0
         elif fresh is not None and self.since is not None and self.at == commit.number - 1:
@@ -102,8 +102,8 @@ class KnownIds:
 
 
 def _given(fresh: pa.Table, session: str) -> list[str]:
-    """Ids of the episodes that begin in these rows, but for those that this session makes itself, and those that a row
-    says to take the place of whatever there is."""
+    """Ids of the episodes that begin in these rows, without those that this session made up itself and those of rows
+    that replace whatever is there."""
     import pyarrow.compute as pc
 
     replaces = pc.fill_null(fresh["replaces"], False)
@@ -114,11 +114,11 @@ def _given(fresh: pa.Table, session: str) -> list[str]:
 
 
 class Attempt:
-    """The tries of one change to become a commit. What an earlier one wrote or read serves those that follow: on these,
-    nothing is written or read that the change does not need.
+    """The tries of one change to become a commit. What an earlier try wrote or read serves the later ones; they write
+    and read only what the change needs.
 
-    number: how many were lost before this one. held: small tables that were written here, by the paths of their files.
-    crowded: others were committing at the same time when it began. is_dry: nothing is written, as the commit is not to
+    number: how many tries were lost. held: small tables that were written here, by the paths of their files.
+    crowded: others were committing when it began. is_dry: nothing is written, as the commit is not to
     be made.
     """
 
@@ -141,20 +141,20 @@ class Attempt:
         self._fetched: dict[str, bytes] = {}
 
     def write(self, session: str, kind: str, table: pa.Table) -> FileRef:
-        """The new file of a table; of a dry run, it is named alone."""
+        """The new file of a table. A dry run only names it."""
         if self.is_dry:
             return FileRef(layout.manifest_key("planned", session, kind), 0, 0, table.num_rows)
         return tablefiles.write(self.storage, session, kind, table)
 
     def once(self, session: str, kind: str, table: pa.Table) -> FileRef:
-        """The new file of a table, which is written once as long as the table is the same at each try."""
+        """The new file of a table, written once for as long as the table is the same at each try."""
         known = self._written.get(kind)
         if known is None or not known[0].equals(table):
             self._written[kind] = known = table, self.write(session, kind, table)
         return known[1]
 
     def load(self, kind: str, refs: Sequence[FileRef], columns: Sequence[str] | None = None) -> pa.Table:
-        """The rows of files of one kind, each of which is fetched once if it is small, unless it was written here."""
+        """The rows of files of one kind. A small file is fetched once, and not at all if it was written here."""
         lacking = [ref for ref in refs if not self._has(ref)]
         found = dict(zip((ref.path for ref in lacking), tablefiles.fetch(self.storage, lacking), strict=True))
         self._fetched |= {path: data for path, data in found.items() if len(data) <= _MAX_KEPT_BYTES}
@@ -171,11 +171,11 @@ class Attempt:
         return ref.path in self.held or ref.path in self._fetched
 
     def add_rows(self, session: str, kind: str, parent: Commit, new: pa.Table) -> tuple[FileRef, ...]:
-        """Write new rows of one of the tables that a commit lists: its list of files, with the new one.
+        """Write new rows of a table that commits list; the table's list of files, with the new one.
 
-        The commit number is filled in here. The newest files are folded into the new one as `files_to_keep` says; of
-        segments as `fold` says. At a later try, unless the list is long, this is so of files alone that are held, as
-        their ids were looked at or an earlier one read them; what was joined at the first takes its place again.
+        The commit number is filled in here. The newest files are merged into the new one as `files_to_keep` says; of
+        segments as `fold` says. A later try, unless the list is long, merges only files that are held, because
+        their ids were looked at or an earlier try read them; what the first try joined takes its place again.
         """
         present = parent.files(kind)
         if new.num_rows == 0:
@@ -201,7 +201,7 @@ class Attempt:
         return (*self._with_joined(present[:keep]), made)
 
     def _with_joined(self, files: tuple[FileRef, ...]) -> tuple[FileRef, ...]:
-        """The list with what was joined in place of those that it was made of, where these are in it still."""
+        """The list with joined files in place of their sources, where these are still in it."""
         for parts, whole in self._joined.items():
             for start in range(len(files) - len(parts) + 1):
                 if _paths(files[start : start + len(parts)]) == parts:
@@ -216,7 +216,7 @@ def _paths(files: Sequence[FileRef]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of the archive, of which `CommitLog.commit` makes a commit.
+    """A change of the archive. `CommitLog.commit` makes a commit of it.
 
     adds: gives the rows that it adds, and what else its commit says, as of the one that it is to follow; it may write
     files that are named there. Rows of chunks and live steps get files of the commit's own; segments that come with
@@ -233,7 +233,7 @@ class Change:
     ids_at: int | None = None
 
     def draft(self, parent: Commit, attempt: Attempt, ids: KnownIds) -> Commit:
-        """Its commit to follow `parent`, after writing the files of its rows."""
+        """Write the files of its rows; the commit that is to follow `parent`."""
         given, says = self.adds(parent, attempt)
         rows = {table: new for table, new in given.items() if new.num_rows or table in ("segments", "live")}
         if self.ids_at is not None:
@@ -253,14 +253,14 @@ class Change:
 
 
 def _stamped(segments: pa.Table, chunks: FileRef | None) -> pa.Table:
-    """New segments with the file that has their chunks, and when they were collected."""
+    """New segments with the file of their chunks, and the time at which they were collected."""
     if segments.num_rows == 0:
         return segments
     return tablefiles.with_chunks(tables.set_column(segments, "created_at", datetime.now(UTC)), chunks)
 
 
 class CommitLog:
-    """The commits of an archive as one process knows them, and adding one."""
+    """The commits of an archive as one process knows them; it adds commits."""
 
     def __init__(self, storage: Storage, archive_id: str, head: Commit) -> None:
         self.storage = storage
@@ -272,15 +272,15 @@ class CommitLog:
         self._lock = forking.lock(self)
         self._seen: dict[str, list[int]] = {mark_of(head.transaction): [head.number]}
         self._conflicts = Conflicts(head)
-        self._windows = 1  # over so many times as long as a try takes tries are spread: 1 where nobody else commits
-        self._window_s = self._lost_at = 0.0  # as long as the last try took that was lost; when that was
+        self._windows = 1  # tries are spread over this many times the length of a try: 1 where nobody else commits
+        self._window_s = self._lost_at = 0.0  # length of the last lost try; its time
 
     def catch_up(self) -> Commit:
-        """Read what others committed since; the newest commit."""
+        """Read the commits that others made since; the newest commit."""
         with self._lock: return self._caught_up()  # fmt: skip  # noqa: E701 (see IOStats.add)
 
     def learn_ids(self) -> Commit:
-        """Learn the ids of all episodes that there are, in `ids`; the newest commit."""
+        """Learn the ids of all episodes into `ids`; the newest commit."""
         with self._lock: return self._learnt_ids()  # fmt: skip  # noqa: E701 (see IOStats.add)
 
     def _learnt_ids(self) -> Commit:
@@ -288,7 +288,7 @@ class CommitLog:
         return self.head
 
     def _caught_up(self, near: int = _NEAR) -> Commit:
-        """Read what others committed since: the next so many one by one, then the newest."""
+        """Read the commits that others made since: up to `near` one by one, else the newest; the newest commit."""
         while True:
             if near == 0:
                 self._leap(newest_number(self.storage, self.head.number))
@@ -301,7 +301,7 @@ class CommitLog:
             near -= 1
 
     def _leap(self, number: int) -> None:
-        """Go on to this commit. Those between are read only where later ones do not say by marks what they were."""
+        """Move on to this commit. Those in between are read only where the marks of later ones do not identify them."""
         if number == self.head.number:
             return
         own = replace(self.head, archive=self.archive_id)
@@ -327,8 +327,8 @@ class CommitLog:
     def commit(self, transaction: str, change: Change) -> Commit:
         """Commit a change once under this key; who committed it first does not matter.
 
-        It is drafted again after each lost race, and where a prune has deleted meanwhile what was read for it. What
-        else its functions raise ends it with nothing committed.
+        It is drafted again after each lost race, and where a prune has deleted what was read for it. Any other error
+        of its functions ends it with nothing committed.
         """
         with self._lock: return self._commit(transaction, change)  # fmt: skip  # noqa: E701 (see IOStats.add)
 
@@ -368,9 +368,9 @@ class CommitLog:
                 self._windows = min(2 * self._windows, _MOST_WINDOWS)
 
     def _catch_up_in_turn(self, lost: int) -> None:
-        """Catch up, where writers meet after a wait by chance: the longer the more of them there seem to be. Who has
-        won lets others go first; who has lost waits half as long each time, but over two tries, so that those who lost
-        most do not only meet one another."""
+        """Catch up. Where writers meet, a random wait comes first, longer the more of them there seem to be. The winner
+        lets others go first. A loser waits half as long each time, but over two tries, so that those that lost most
+        do not only meet one another."""
         most_s = min(self._windows * self._window_s, _MOST_WAIT_S)
         if lost == 0 and time.monotonic() - self._lost_at > 4 * most_s:  # that was long ago
             self._windows = 1
@@ -382,11 +382,11 @@ class CommitLog:
         self._caught_up(near=0 if self._windows > _NEAR else _NEAR)
 
     def gone(self, keys: Collection[str], since: int) -> Collection[str]:
-        """The objects, of these that commit `since` led to, which were forgotten or pruned after it by now."""
+        """The objects in `keys` that were forgotten or pruned by now after commit `since`, which led to them."""
         return self.beside_prunes(lambda: self._conflicts.gone(self.storage, self.catch_up(), keys, since))
 
     def beside_prunes(self, call: Callable[[], X]) -> X:
-        """The call's result; it is called again where it missed what a prune has deleted meanwhile."""
+        """The call's result. It is called again where it missed an object that a prune has deleted meanwhile."""
         while True:
             known = self.head
             try:
@@ -396,12 +396,12 @@ class CommitLog:
                     raise
 
     def _pruned_since(self, known: Commit) -> bool:
-        """True if a prune was committed after this one."""
+        """True if a prune was committed after `known`."""
         self.catch_up()
         return self._conflicts.newest_prune > known.number
 
     def _create(self, number: int, data: bytes) -> bool:
-        """True if commit `number` is ours now; the same number with the same body until an answer is certain."""
+        """True if commit `number` is ours now; the same object is tried until an answer is certain."""
         unclear = CommitUnknownError(
             f"no answer within {self.storage.deadline_s:.0f} s whether commit {number} at {self.storage.url} was made; "
             "call commit() again: it will be committed once"
@@ -414,7 +414,7 @@ class CommitLog:
 
     def _know(self, commit: Commit, fresh: pa.Table | None = None) -> None:
         self._note(commit, fresh)
-        self.head = commit  # last: who is interrupted in between reads the commit again
+        self.head = commit  # last: after an interrupt in between the commit is read again
 
     def _note(self, commit: Commit, fresh: pa.Table | None = None) -> None:
         self._conflicts.note(commit)

@@ -1,4 +1,4 @@
-"""Pure, no I/O: what commits and other small objects hold, as records. archive/FORMAT.md says what each field means."""
+"""Pure, no I/O: the records in commits and other small objects. archive/FORMAT.md says what each field means."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MARKS = ("latest_replay", "latest")  # of a run
 
 @dataclass(frozen=True, slots=True)
 class StoredFile(Record):
-    """An object that is read whole, and what its bytes must be."""
+    """An object that is read whole, with its size and checksum."""
 
     path: str
     bytes: Count
@@ -37,7 +37,7 @@ class FileRef(StoredFile):
 
 @dataclass(frozen=True, slots=True)
 class OtherArchive(Record):
-    """Another archive, whose shards are referred to."""
+    """Another archive, to whose shards this one refers."""
 
     url: str
 
@@ -59,7 +59,7 @@ class Mark(Record):
 
 @dataclass(frozen=True, slots=True)
 class ResumedFrom(Record):
-    """The checkpoint that a session went on from: who made it, and its commit."""
+    """The checkpoint that a session went on from: its commit, and the session that made it."""
 
     session: str
     commit: Count
@@ -76,7 +76,7 @@ class ForkedFrom(Record):
 
 @dataclass(frozen=True, slots=True)
 class KeepRule(Record):
-    """The checkpoints of a run that are to be retained; see `archive.Keep`."""
+    """The retention rule of a run's checkpoints; see `archive.Keep`."""
 
     last: Positive | None = stored(None, always=True)
     every: Positive | None = stored(None, always=True)
@@ -89,9 +89,9 @@ class KeepRule(Record):
 class RunEntry(Record):
     """A run, as a commit has it. `superseded`: sessions before the newest; `sequences`: rank -> its segments below this
     number are committed; `journal`: rank -> its journal objects below this number are in the newest checkpoint, of a
-    session that keeps a journal (of each rank of its world), else None. `stands_for`: of a session that a restore made,
-    so that nobody writes on: the one that was the newest then. `opened`: number of the commit that opened `session`;
-    None in early archives."""
+    session that has a journal (of each rank of its world), else None. `stands_for`: of a session that a restore
+    made, so that no writer goes on: the newest session at that time. `opened`: number of the commit that opened
+    `session`; None in early archives."""
 
     session: str
     opened: Count | None = None
@@ -107,12 +107,12 @@ class RunEntry(Record):
 
     @property
     def sessions(self) -> tuple[str, ...]:
-        """The names of this run's sessions that are known, the newest last."""
+        """Session ids of this run, oldest first."""
         return (*self.superseded, self.session)
 
     @property
     def marks(self) -> dict[str, Mark]:
-        """The marks that it has, by their names in MARKS."""
+        """Its references to checkpoints, by their names in MARKS."""
         return {name: mark for name in MARKS if (mark := getattr(self, name)) is not None}
 
 
@@ -129,7 +129,7 @@ class MissingRank(Record):
 
 @dataclass(frozen=True, slots=True)
 class StagedObject(Record):
-    """A rank's part of a checkpoint: its key, and the nonce that it must have; whether it says what its writer held
+    """A rank's part of a checkpoint: its key, the nonce that it must have, and whether it records what its writer held
     beside the checkpoint."""
 
     rank: Count
@@ -149,7 +149,7 @@ class BufferTotals(Record):
 
 @dataclass(frozen=True, slots=True)
 class Discarded(Record):
-    """The episodes and steps that are not in a checkpoint, for one reason."""
+    """The episodes and steps that a checkpoint lacks for one reason."""
 
     episodes: Count
     steps: Count
@@ -165,8 +165,8 @@ class Lineage(Record):
 
 @dataclass(frozen=True, slots=True)
 class Tail(Record):
-    """The part of one rank's journal that was taken: its objects below `next`, and why no more ("missing": none was
-    there)."""
+    """The part of one rank's unflushed suffix that a recovery took: journal objects below `next`, and why no more
+    ("missing": there was none)."""
 
     next: Count
     objects: Count
@@ -177,7 +177,7 @@ class Tail(Record):
 
 @dataclass(frozen=True, slots=True)
 class Recovered(Record):
-    """That a checkpoint is an earlier one with what journals held beyond it. `base`, `name`: that one, None and "" if
+    """The origin of a recovered checkpoint: an earlier one, and journals. `base`, `name`: that one, None and "" if
     there was none. `trained`: rank -> of the session's ledger rows "trained" only those below this number are in it."""
 
     base: Count | None = stored(None, always=True)
@@ -189,7 +189,7 @@ class Recovered(Record):
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord(Record):
     """The checkpoint of a commit. `sequences`: rank -> its segments below this number are in it; `borrowed`:
-    staged objects of earlier checkpoints that its columns and attributes lie in."""
+    staged objects of earlier checkpoints that have its columns and attributes."""
 
     name: str
     step: int
@@ -213,7 +213,7 @@ class CheckpointRecord(Record):
             raise MisshapenError(f"ranks and missing are not those of a world of {self.world_size}")
 
     def mark(self, session: str, commit: int) -> Mark:
-        """The mark by which a run's entry names it."""
+        """The reference by which a run's entry names it."""
         return Mark(self.name, self.step, self.ordinal, session, commit)
 
 
@@ -222,7 +222,7 @@ class CheckpointRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class Sighting(Record):
-    """The newest commit that a writer had seen when it wrote an object: of which archive, its number and checksum."""
+    """The newest commit that a writer had seen when it wrote an object: the archive, its number and checksum."""
 
     archive: str
     commit: Positive
@@ -231,7 +231,7 @@ class Sighting(Record):
 
 @dataclass(frozen=True, slots=True)
 class Claim(Record):
-    """That a rank of a session has, or had, a writer."""
+    """The claim of a rank of a session: it has, or had, a writer."""
 
     run: str = stored("", always=True)  # empty: of none
     session: str = stored("", required=True)
@@ -242,7 +242,7 @@ class Claim(Record):
 
 @dataclass(frozen=True, slots=True)
 class Pin(Record):
-    """Objects of this archive that another one refers to."""
+    """Objects of this archive that another archive refers to."""
 
     archive: str
     url: str

@@ -1,6 +1,5 @@
-"""The runs that a commit does not say itself: in files of bounded size, in the order of their names, and an index of
-these, which the commit names. So it says as much with 10,000 runs as with 50, and one of them is found by two requests.
-"""
+"""The runs that are not in the commit itself: in files of bounded size, ordered by name, and an index of these files,
+which the commit names. So a commit is as small with 10,000 runs as with 50, and two requests find any of them."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from archive.store import Storage
 if TYPE_CHECKING:
     from archive.log.commit import Commit
 
-MOST_OWN, KEPT_OWN = 48, 32  # runs that a commit says itself, and how many are left where there are more
+MOST_OWN, KEPT_OWN = 48, 32  # runs in the commit itself, and how many are left where there are more
 MOST_BYTES, KEPT_BYTES = 256 * 1024, 128 * 1024  # of their text
 FILE_BYTES = 32 * 1024  # of the text of a file's runs, if it has several
 _AT_ONCE = 16
@@ -39,8 +38,8 @@ _last: WeakKeyDictionary[Storage, tuple[str, _Files]] = WeakKeyDictionary()  # p
 
 
 class KnownRuns(Mapping[str, RunEntry]):
-    """The runs of a commit by name: its own, which it says itself and which count whatever a file says, and those of an
-    index, which are read when they are asked for, and kept."""
+    """The runs of a commit by name. Its own are in the commit itself, and count whatever a file says; those of an index
+    are read when they are asked for, and kept."""
 
     def __init__(self, storage: Storage, own: Mapping[str, RunEntry], index: FileRef | None) -> None:
         self._storage = storage
@@ -68,7 +67,7 @@ class KnownRuns(Mapping[str, RunEntry]):
         return KnownRuns, (self._storage, self.own, self.index)
 
     def saying(self, own: Mapping[str, RunEntry]) -> KnownRuns:
-        """The same files beside other runs of its own."""
+        """The same files beside other runs of the commit's own."""
         out = KnownRuns(self._storage, own, self.index)
         out._read = self._read
         return out
@@ -86,8 +85,8 @@ class KnownRuns(Mapping[str, RunEntry]):
         return files
 
     def having(self, changed: Mapping[str, RunEntry], session: str) -> KnownRuns:
-        """The same with these in files, in place of what they were there: the session writes those files anew that
-        have a changed one, or would."""
+        """The same, with these runs in files. `session` writes the files anew that have a changed run, or would have
+        it."""
         new = {run: json.dumps(entry.to_json(), separators=(",", ":")) for run, entry in changed.items()}
         touched = {self._place(run) for run in new}
         old = self._texts([one for at, one in enumerate(self.files) if at in touched])
@@ -110,7 +109,7 @@ class KnownRuns(Mapping[str, RunEntry]):
         return KnownRuns(self._storage, self.own, index)
 
     def _place(self, run: str) -> int:
-        """The number of the file that has the run, if any has; it would go into that one."""
+        """The number of the file that has the run, or would have it."""
         return max(bisect_right(self.files, run, key=lambda one: one[0]) - 1, 0)
 
     def _load(self, files: _Files) -> dict[str, RunEntry]:
@@ -121,7 +120,7 @@ class KnownRuns(Mapping[str, RunEntry]):
         return {run: entry for first, _ in files for run, entry in self._read.get(first, {}).items()}
 
     def _texts(self, files: Sequence[tuple[str, FileRef]]) -> dict[str, str]:
-        """Run -> its entry as text, of the runs of some files; each must be where it is looked for."""
+        """Run -> its entry as text, of the runs of some files. Each must be in the file where it is looked for."""
         table = tablefiles.load(self._storage, "runs", [ref for _, ref in files])
         names = table["run"].to_pylist()
         held = [first for first, ref in files for _ in range(ref.rows)]
@@ -140,7 +139,7 @@ def _entry(run: str, text: str, storage: Storage) -> RunEntry:
 
 
 def _pieces(rows: list[tuple[str, str]]) -> list[list[tuple[str, str]]]:
-    """The rows of one file each: all, or half of what there may be, so that there is room."""
+    """The rows of one file each: all, or half of what a file may hold, so that there is room."""
     if sum(len(text) for _, text in rows) <= FILE_BYTES:
         return [rows]
     out: list[list[tuple[str, str]]] = []
@@ -158,15 +157,15 @@ def _pieces(rows: list[tuple[str, str]]) -> list[list[tuple[str, str]]]:
 
 
 def served(storage: Storage, commit: Commit) -> Commit:
-    """A commit as it was read, with all of its runs."""
+    """The commit that was read, with all of its runs."""
     if commit.run_files is None:
         return commit
     return replace(commit, runs=KnownRuns(storage, commit.own_runs, commit.run_files))
 
 
 def files_there(commit: Commit) -> list[FileRef]:
-    """The manifest files that an old commit leads to; those that it names, if its index of runs was pruned since, or is
-    damaged."""
+    """The manifest files that an old commit leads to; only those that it names, if its index of runs was pruned since
+    or is damaged."""
     try:
         return commit.files_led_to
     except (MissingObjectError, IntegrityError):
@@ -174,9 +173,9 @@ def files_there(commit: Commit) -> list[FileRef]:
 
 
 def settled(storage: Storage, parent: Commit, draft: Commit, attempt: int) -> Commit:
-    """The draft, where it says too many runs itself with those in files that were touched longest ago.
+    """The draft. If it has too many runs itself, those that were touched longest ago move to files.
 
-    After a lost race that waits, if it can: then speed matters more.
+    After a lost race the move is put off if possible: then speed matters more.
     """
     sizes = {run: len(json.dumps(entry.to_json())) for run, entry in draft.own_runs.items()}
     patience = 2 if attempt else 1
@@ -192,8 +191,8 @@ def settled(storage: Storage, parent: Commit, draft: Commit, attempt: int) -> Co
 
 
 def _kept(parent: Commit, draft: Commit, sizes: Mapping[str, int]) -> set[str]:
-    """The runs that the draft goes on to say itself: those that it changes, one in any case, and those whose newest
-    session or checkpoint came last."""
+    """The runs that stay in the draft itself: those that it changes, one in any case, and those with the newest session
+    or checkpoint."""
 
     def touched(run: str) -> tuple[bool, int]:
         entry = draft.own_runs[run]

@@ -1,4 +1,4 @@
-"""Who writes: rank, world size, run and session of a writer, and opening a session, which fences off earlier ones."""
+"""The place of a writer (rank, world size, run and session), and opening a session, which fences off earlier ones."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _CLAIM = re.compile(r"rank-[0-9]{5,}\.json")
 
 
 class Origin(NamedTuple):
-    """The checkpoint that a session goes on from, by the session that made it and how far each of its ranks had got.
+    """The checkpoint that a session goes on from: the session that made it, and the offsets of its ranks.
 
-    trained: how far each had got by what its weights know; None: as far. Of ledger rows "trained" only those count.
+    trained: the offsets that its weights know of; None: the same. Of ledger rows "trained" only those below count.
     """
 
     session: str
@@ -55,7 +55,7 @@ class Origin(NamedTuple):
 
 
 def branch_rows(origins: Mapping[str, Origin], runs: Mapping[str, str]) -> pa.Table:
-    """Rows of the branches table, which say what sessions go on from. runs: of each of these sessions."""
+    """Rows of the branches table: the origins of sessions. runs: the run of each of these sessions."""
     rows: list[tuple[Any, ...]] = []
     for name, origin in origins.items():
         for rank, sequence in (origin.sequences or {0: 0}).items():
@@ -66,7 +66,7 @@ def branch_rows(origins: Mapping[str, Origin], runs: Mapping[str, str]) -> pa.Ta
 
 @dataclass(frozen=True)
 class Place:
-    """One writer's place: which rank of which world, in which session of which run."""
+    """The identity of one writer: its rank and world size, its session and run."""
 
     rank: int
     world_size: int
@@ -74,7 +74,7 @@ class Place:
     session: str
 
     def newest(self, parent: Commit) -> None:
-        """Raise unless its session is the newest of its run, which all that it commits requires."""
+        """Raise unless its session is the newest of its run. Every commit of the writer requires this."""
         if self.run not in parent.runs or parent.runs[self.run].session != self.session:
             raise self.superseded(parent.runs[self.run].session if self.run in parent.runs else None)
 
@@ -87,7 +87,7 @@ class Place:
 
 
 def place(rank: int | None, world_size: int | None, run: str, session: str | None) -> Place:
-    """Fill in what is not given: from torch.distributed, else RANK and WORLD_SIZE, else a world of one."""
+    """A Place with the gaps filled in: from torch.distributed, else RANK and WORLD_SIZE, else a world of one."""
     group = process_group() if rank is None or world_size is None else None
     if rank is None:
         rank = int(group.get_rank() if group else os.environ.get("RANK", "0"))
@@ -109,8 +109,8 @@ def place(rank: int | None, world_size: int | None, run: str, session: str | Non
 
 
 def _session(world_size: int, run: str) -> str:
-    """A name that all ranks of one start of the job share, and no other start has. In a process group each waits for
-    all: no session begins before the last rank has planned what to go on from."""
+    """A name that all ranks of one start of the job share, and no other start has. In a process group each rank waits
+    for all: no session begins before the last rank has planned its origin."""
     if world_size == 1:
         return new_session()
     group = process_group()
@@ -128,7 +128,7 @@ def _session(world_size: int, run: str) -> str:
 
 
 def named_session(run: str) -> str | None:
-    """The session of a run in this start of the job, as torchrun or Slurm name it; None if neither does."""
+    """The session name that torchrun or Slurm give this start of the job; None without them."""
     job = os.environ.get("TORCHELASTIC_RUN_ID")
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if job is None and "SLURM_JOB_ID" in os.environ:
@@ -144,12 +144,12 @@ def open_session(
     check: Callable[[Commit], None] = lambda head: None,
     take_over: Callable[[], None] = lambda: None,
 ) -> None:  # fmt: skip
-    """Take the place: one writer per session and rank, and the newest session of its run.
+    """Open a session and claim its rank: one writer per session and rank, and the newest session of its run.
 
-    seen: the newest commit that was known when it was decided to.  keep: which checkpoints to retain, for the run from
-    now on; None leaves it as it is.  origin: what the session goes on from; whichever rank says so first has it
-    recorded.  journal: the same with whether it keeps a journal.  check: called before the session is opened, unless it
-    is already; nothing is written where that raises.  take_over: the same, called when its rank is claimed.
+    seen: the newest commit that was known at the decision.  keep: retention of checkpoints, for the run from
+    now on; None leaves it as it is.  origin: the checkpoint that it goes on from; the first rank to open has it
+    recorded.  journal: likewise, True if it has a journal.  check: called before the session is opened, unless it
+    is open already; if it raises, nothing is written.  take_over: likewise, called when its rank is claimed.
     """
 
     def may_open(head: Commit) -> None:
@@ -168,10 +168,10 @@ def open_session(
         take_over()
         _say(log, "open", who, partial(_opened, who, keep, forked_from), origin, journal, may_open)
         who.newest(log.head)
-    if origin is not None and log.head.runs[who.run].resumed_from is None:  # it goes on from nothing for who opened it
+    if origin is not None and log.head.runs[who.run].resumed_from is None:  # its opener gave no origin
         _say(log, "resume", who, lambda parent: parent.runs[who.run], origin, False, who.newest)
     _check_same_origin(log.head, who, origin)
-    if journal and log.head.runs[who.run].journal is None:  # it keeps none for who opened it
+    if journal and log.head.runs[who.run].journal is None:  # its opener keeps none
         _say(log, "journal", who, lambda parent: parent.runs[who.run], None, True, who.newest)
 
 
@@ -179,8 +179,7 @@ def _say(
     log: CommitLog, what: str, who: Place, entry_of: Callable[[Commit], RunEntry], origin: Origin | None,
     journal: bool, requirement: Requirement,
 ) -> None:  # fmt: skip
-    """Commit the run's entry, and with it that its session goes on from an origin, and keeps a journal, of which
-    nothing is in a checkpoint."""
+    """Commit the run's entry, with the session's origin, and an empty journal if it keeps one."""
 
     def adds(parent: Commit, attempt: Attempt) -> Addition:
         entry, known, rows = entry_of(parent), parent.format, {}
@@ -197,7 +196,7 @@ def _say(
 
 
 def _check_seen(head: Commit, who: Place, seen: int) -> None:
-    """Refuse to end a session that was not there yet when it was decided to open this one."""
+    """Refuse to end a session that was opened after the decision to open this one."""
     entry = head.runs.get(who.run)
     if entry is None or entry.session == who.session:
         return
@@ -206,7 +205,7 @@ def _check_seen(head: Commit, who: Place, seen: int) -> None:
     if (entry.opened or 0) > seen:
         raise SupersededError(
             f"session {entry.session!r} of run {who.run!r} was opened by commit {entry.opened}, and what session "
-            f"{who.session!r} begins from was decided on as of commit {seen}: it would end a newer start of the job, "
+            f"{who.session!r} begins from was chosen as of commit {seen}: it would end a newer start of the job, "
             "and leave behind what that one has written; nothing was written. If this process belongs to an earlier "
             "start, stop it. To take over, look again: arc.refresh(), take the checkpoint from arc.checkpoints and "
             "plan it anew if you plan, then open the writer"
@@ -230,8 +229,8 @@ def _opened(who: Place, keep: KeepRule | None, forked_from: ForkedFrom | None, p
 
 
 def _check_run(head: Commit, who: Place, forked_from: ForkedFrom | None) -> None:
-    """A session is of one run; and a run begins once, but for a fork without a whole checkpoint,
-    which loses nothing."""
+    """A session is of one run. A run begins once, except that a fork without a whole checkpoint may begin again:
+    nothing is lost."""
     for run, entry in head.own_runs.items():
         if run != who.run and who.session in entry.sessions:
             raise _of_another_run(who, run)
@@ -246,7 +245,7 @@ def _check_run(head: Commit, who: Place, forked_from: ForkedFrom | None) -> None
 
 
 def _check_same_origin(head: Commit, who: Place, origin: Origin | None) -> None:
-    """Ranks that went on from different checkpoints would hold some steps twice, and others not at all."""
+    """All ranks must go on from one checkpoint, or some steps would be held twice and others not at all."""
     entry = head.runs.get(who.run)
     if origin is None or entry is None or entry.session != who.session or entry.resumed_from is None:
         return
@@ -260,8 +259,8 @@ def _check_same_origin(head: Commit, who: Place, origin: Origin | None) -> None:
 
 
 def _check_claimed(storage: Storage, head: Commit, who: Place) -> None:
-    """The same as `_check_run`, for runs that the newest commit does not say itself: claims of their sessions say
-    it."""
+    """The check of `_check_run` for runs that are not in the newest commit itself: claims of their sessions name
+    them."""
     if head.run_files is None:
         return
     folder = f"sessions/{escape(who.session)}"
@@ -288,7 +287,7 @@ def _claim_rank(storage: Storage, who: Place, head: Commit) -> None:
 
 
 def read_claim(storage: Storage, key: str) -> Claim:
-    """The claim of a writer; CorruptStateError if it does not say of itself what its name says."""
+    """The claim of a writer; CorruptStateError if its content does not match its name."""
     claim = smallfiles.read_small(storage, key, Claim, CorruptStateError)
     if layout.rank_key(claim.session, claim.rank) != key:
         raise CorruptStateError(
@@ -299,16 +298,16 @@ def read_claim(storage: Storage, key: str) -> Claim:
 
 
 def claim_keys(storage: Storage) -> list[str]:
-    """The claims of all writers that there have been."""
+    """The keys of the claims of all writers there ever were."""
     folders = [f"sessions/{name.rstrip('/')}" for name in storage.list("sessions") if name.endswith("/")]
     return [f"{folder}/{name}" for folder in folders for name in storage.list(folder) if _CLAIM.fullmatch(name)]
 
 
 def check_exclusive(storage: Storage, archive_json: bytes, *, single_writer: bool) -> None:
-    """Make sure that the store has a create-only put, by creating what is there already."""
+    """Raise unless the store can refuse to overwrite an object, by trying to create one that is there."""
     if single_writer or storage.refuses_again(layout.ARCHIVE_KEY, archive_json):
         return
     raise NotExclusiveError(
         f"the store at {storage.url} let an existing object be created again, so two writers would overwrite each "
-        "other's commits; use another store, or open with single_writer=True if there is but one writer"
+        "other's commits; use another store, or open with single_writer=True if there is only one writer"
     )

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_FOLDED_BYTES = 32 * 1024 * 1024
-_RECENT_ROWS = 256  # new segments go into the newest file while it holds at most so many rows,
+_RECENT_ROWS = 256  # new segments go into the newest file while it holds at most this many rows,
 _RECENT_COMMITS = 8  # or as many as are new, so often
-_LONG = 4  # so many neighbours that may become one are joined also where the newest file takes the new rows
+_LONG = 4  # this many neighbours that may become one are joined even where the newest file takes the new rows
 
 
 def write(storage: Storage, session: str, kind: str, table: pa.Table) -> FileRef:
-    """Write a table as a new file, and say how a commit names it."""
+    """Write a table as a new file; its FileRef."""
     data = tables.dumps(table)
     key = layout.manifest_key(uuid.uuid4().hex[:8], session, kind)
     storage.put(key, data)
@@ -46,7 +46,7 @@ def _bounds(table: pa.Table, column: str) -> tuple[int | None, int | None]:
 
 
 class Reads(Protocol):
-    """The verbs that reading manifest files takes: of a Storage, or of several roots as one."""
+    """The verbs that reading manifest files needs: of a Storage, or of several roots as one."""
 
     @property
     def url(self) -> str: ...
@@ -55,7 +55,7 @@ class Reads(Protocol):
 
 
 def checked(storage: Reads, ref: StoredFile, data: bytes) -> bytes:
-    """The bytes of a manifest file, if they are those that the commit names."""
+    """The bytes of a manifest file; they must match the commit that names it."""
     if len(data) != ref.bytes or checksum(data) != ref.crc32c:
         raise CorruptManifestError(
             f"{storage.full_url(ref.path)} does not match the checksum in its commit: {len(data)} bytes, "
@@ -74,15 +74,14 @@ def fetch(storage: Reads, refs: Sequence[StoredFile]) -> list[bytes]:
 
 
 def load(storage: Reads, kind: str, refs: Sequence[FileRef], columns: Sequence[str] | None = None) -> pa.Table:
-    """The rows of several files of one kind (or some columns of them), in their order."""
+    """The rows of several files of one kind (all columns, or some), in their order."""
     return parsed(storage, kind, refs, fetch(storage, refs) if refs else [], columns)
 
 
 def parsed(
     storage: Reads, kind: str, refs: Sequence[FileRef], found: Sequence[bytes], columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """The rows of files of one kind, from their bytes;
-    CorruptManifestError if they are not as many as the commit says."""
+    """The rows of files of one kind, decoded; CorruptManifestError if the commit has another number of rows."""
     parts = []
     for ref, data in zip(refs, found, strict=True):
         where = storage.full_url(ref.path)
@@ -95,20 +94,20 @@ def parsed(
 
 
 def with_chunks(segments: pa.Table, chunks: StoredFile | None) -> pa.Table:
-    """Rows of the segments table with the file that has their chunks; null where there is none."""
+    """Rows of the segments table with the file of their chunks; null where there is none."""
     for column, value in chunk_columns(chunks).items():
         segments = tables.set_column(segments, column, value)
     return segments
 
 
 def chunk_columns(chunks: StoredFile | None) -> dict[str, Any]:
-    """The columns by which rows name the file that has the chunks of their shards."""
+    """The columns by which rows name the file of their shards' chunks."""
     file = (None, None, None) if chunks is None else (chunks.path, chunks.bytes, chunks.crc32c)
     return dict(zip(CHUNK_FILE, file, strict=True))
 
 
 def chunk_files(rows: pa.Table) -> dict[str, StoredFile]:
-    """Path -> file, of the files that rows of the segments table name for their chunks."""
+    """Path -> file, of the chunk files that rows of the segments table name."""
     columns = (rows[name].to_pylist() for name in CHUNK_FILE)
     return {
         path: StoredFile(path, size or 0, crc or 0)
@@ -128,10 +127,10 @@ def chunk_rows(key: str, placed: Sequence[Placed]) -> pa.Table:
 
 
 def fold(rows: Sequence[int], sizes_bytes: Sequence[int], new_rows: int, *, least: int = 2) -> tuple[int, int, int]:
-    """The way in which new rows of the segments table go into the list of its files: (start, stop, keep).
+    """The place of new rows in the list of segments files: (start, stop, keep).
 
-    The neighbours [start, stop) become one; `keep` files stay, the others join the new rows. least: so many files are
-    joined at least. `rows` and `sizes_bytes` are of the present files, oldest first.
+    The neighbours [start, stop) become one; `keep` files stay, the others join the new rows. least: the fewest files
+    to join. `rows` and `sizes_bytes` are of the present files, oldest first.
     """
     keep, newer = len(rows), new_rows
     if is_recent(rows, sizes_bytes, new_rows):
@@ -141,7 +140,7 @@ def fold(rows: Sequence[int], sizes_bytes: Sequence[int], new_rows: int, *, leas
 
 
 def is_recent(rows: Sequence[int], sizes_bytes: Sequence[int], new_rows: int) -> bool:
-    """True if new segments go into the newest file, which is written anew then.
+    """True if new segments go into the newest file, which is then written anew.
 
     `rows` and `sizes_bytes` are of the present files, oldest first.
     """
@@ -150,10 +149,10 @@ def is_recent(rows: Sequence[int], sizes_bytes: Sequence[int], new_rows: int) ->
 
 
 def files_to_join(rows: Sequence[int], sizes_bytes: Sequence[int], new_rows: int) -> tuple[int, int]:
-    """The neighbours [start, stop) of the present segments files that are to become one, before new rows get a file of
-    their own; none if start == stop.
+    """The neighbours [start, stop) of the present segments files to be joined before new rows get a file of their own;
+    none if start == stop.
 
-    A joined file holds at most twice the rows of all newer ones together: who looks for what was written last finds it
+    A joined file holds at most twice the rows of all newer ones together: a reader finds what was written last
     in small files, at any age. It holds at least twice the rows of any that it is made of, so that there are few files
     (some 13 after 10,000 commits of like size), and a row is rewritten a few times at most.
 
@@ -174,7 +173,7 @@ def files_to_join(rows: Sequence[int], sizes_bytes: Sequence[int], new_rows: int
 
 
 def files_to_keep(rows: Sequence[int], sizes_bytes: Sequence[int], new_rows: int) -> int:
-    """The number of oldest files that stay as they are; the others are folded with the new rows.
+    """The number of oldest files that stay as they are; the others are merged with the new rows.
 
     Each file holds at least twice the rows of all newer ones together. So there are few files at any age (at most 13
     after 10,000 commits of like size), and a row is rewritten a few times at most.

@@ -1,5 +1,5 @@
-"""Looking after an archive: an archive comes in; findings, plans and tags go out, damaged commits are put aside, what
-nobody needs is forgotten and deleted."""
+"""Maintenance of an archive. An archive comes in; findings, plans and tags go out, damaged commits are moved aside, and
+what no reader needs is forgotten and deleted."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The commit of a forgetting, made of what stays: its tables, and the tables by which each checkpoint is read from then
-on."""
+"""The draft of a forgetting's commit, made of what stays: its tables, and the commits whose tables serve each
+checkpoint from then on."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Files = tuple[FileRef, ...] | None
-Place = tuple[int, int | None]  # of a checkpoint: its commit, and the one with whose tables it is read, if another
+Place = tuple[int, int | None]  # of a checkpoint: its commit, and the one whose tables serve it, if another
 Write = Callable[[str, "pa.Table"], FileRef]
-_SAME = tuple(name for name in COLUMNS if name not in ("run", "created_at", "commit"))  # of an episode, as it is seen
+_SAME = tuple(name for name in COLUMNS if name not in ("run", "created_at", "commit"))  # of an episode's summary
 
 
 @dataclass(frozen=True)
 class Draft:
-    """The words of the commit, but for the table of what was forgotten; the objects that it no longer leads to; its
-    checkpoints, and with which tables they are read."""
+    """The keys of the commit, but for the table of forgotten objects; the objects that it no longer leads to; its
+    checkpoints, with the commits whose tables serve them."""
 
     decision: Decision = field(repr=False)
     says: Mapping[str, Any]
@@ -42,7 +42,7 @@ class Draft:
 
 
 def draft(decision: Decision, write: Write) -> Draft:
-    """The commit that lets go, as it would follow the one as of which that was decided."""
+    """The draft of the commit that forgets, to follow the commit as of which that was decided."""
     parent, snapshot, storage = decision.parent, decision.snapshot, decision.snapshot.storage
     walk = Walk(storage)
     before = walk.reach(parent)
@@ -70,8 +70,8 @@ def draft(decision: Decision, write: Write) -> Draft:
 
 
 def redraft(done: Draft, parent: Commit, run: str | None, write: Write) -> Draft | None:
-    """The draft as it would follow a newer commit, without a look at what is there; None where others have done more
-    since than add rows, and checkpoints of other runs than `run` that cannot hold anything of it."""
+    """The draft, made to follow a newer commit without deciding again. None if others have since done more than add
+    rows, and checkpoints of other runs than `run` that cannot hold what is forgotten."""
     decision = done.decision
     storage, since = decision.snapshot.storage, decision.parent.number
     between = list(commits.read_all(storage, range(since + 1, parent.number + 1), parent))
@@ -95,19 +95,19 @@ def redraft(done: Draft, parent: Commit, run: str | None, write: Write) -> Draft
 
 
 def _only_adds(commit: Commit, run: str | None) -> bool:
-    """True if it leaves what was decided of a run's checkpoints, or of all runs', as it is."""
+    """True if the commit leaves valid what was decided about checkpoints of this run, or of all runs."""
     if commit.kind == "checkpoint":
         return run not in (None, commit.run) and commit.runs[commit.run].forked_from is None
     return commit.kind == "commit" and "ledger" not in commit.added
 
 
 def as_commit(parent: Commit, says: Mapping[str, Any]) -> Commit:
-    """The commit after this one that says so, to see what it leads to."""
+    """The commit after `parent` with these keys, to find what it leads to."""
     return parent.after("forget", **says, number=parent.number + 1, archive=parent.archive)
 
 
 def with_since(storage: Storage, kind: str, files: Files, parent: Commit, number: int, write: Write) -> Files:
-    """These files of a table, and one with the rows that commits after `number` brought to it."""
+    """These files of a table, and one with the rows that commits after `number` added to it."""
     import pyarrow.compute as pc
 
     newer = [ref for ref in parent.files(kind) if ref.commit is None or ref.commit[1] > number]
@@ -117,8 +117,8 @@ def with_since(storage: Storage, kind: str, files: Files, parent: Commit, number
 
 
 def with_tables(entry: RunEntry, manifest: Callable[[str, Mark], int | None]) -> RunEntry:
-    """A run's entry with the tables by which its newest checkpoints are read from then on. manifest: of a mark by its
-    name, the commit with whose tables it is read."""
+    """A run's entry with the commits whose tables serve its newest checkpoints from now on. manifest: the commit that
+    serves a checkpoint, given its reference."""
     marks = {name: replace(mark, manifest=manifest(name, mark)) for name, mark in entry.marks.items()}
     return replace(entry, **marks)  # type: ignore[arg-type]
 
@@ -130,7 +130,7 @@ def _taken(table: pa.Table, rows: Mask) -> pa.Table:
 
 
 def _checkpoint_files(storage: Storage, parent: Commit, places: Mapping[int, int | None], write: Write) -> Files:
-    """The rows of the checkpoints that stay, each with the commit with whose tables it is read."""
+    """The rows of the checkpoints that stay, each with the commit whose tables serve it."""
     import pyarrow as pa
 
     table = tablefiles.load(storage, "checkpoints", parent.files("checkpoints"))
@@ -146,8 +146,7 @@ def _checkpoint_files(storage: Storage, parent: Commit, places: Mapping[int, int
 
 
 def _following(decision: Decision, kept: pa.Table, write: Write, walk: Walk) -> dict[str, Any]:
-    """The files of the tables whose rows are of segments, without those that go with them: as they are, where none
-    does."""
+    """The files of the tables whose rows follow segments, without rows of segments that go; unchanged where none go."""
     storage, parent = decision.snapshot.storage, decision.parent
     gone = decision.snapshot.take(decision.gone, KEYS)
     out: dict[str, Any] = {}
@@ -164,12 +163,12 @@ def _following(decision: Decision, kept: pa.Table, write: Write, walk: Walk) -> 
     return out
 
 
-# -- by which tables checkpoints are read ------------------------------------------------------------------------------
+# -- the tables that serve checkpoints ---------------------------------------------------------------------------------
 
 
 def _serving(decision: Decision, rows: Snapshot) -> Callable[[int, int | None], int | None]:
-    """A call that says with the tables of which commit a checkpoint (its number, and that of the commit with whose it
-    was read) is read from now on: the new one, where it is the same with the new rows, or as before."""
+    """A function: the commit whose tables serve a checkpoint from now on, given its number and the commit that served
+    it so far. The new one serves it if the new rows give the same checkpoint."""
     parent, storage = decision.parent, rows.storage
     known, one = {**decision.known, parent.number: parent}, dict[int, Snapshot]()
 
@@ -185,19 +184,19 @@ def _serving(decision: Decision, rows: Snapshot) -> Callable[[int, int | None], 
 
 
 def _serves(after: Snapshot, before: Snapshot, commit: Commit) -> bool:
-    """True if a checkpoint has the same live steps, of the same episodes, with other tables as it had before."""
+    """True if a checkpoint has the same live steps, of the same episodes, with the other tables."""
     if commit.live is None:
         return True
     live = tablefiles.load(after.storage, "live", [commit.live])
     try:
         now = _seen(after, commit, live)
-    except CorruptManifestError:  # some steps are not there
+    except CorruptManifestError:  # some steps are missing
         return False
     return bool(now.equals(_seen(before, commit, live)))
 
 
 def _seen(snapshot: Snapshot, commit: Commit, live: pa.Table) -> pa.Table:
-    """A row for each live run and episode in a checkpoint, with its steps and the episode's summary."""
+    """A row for each live range and episode in a checkpoint, with its steps and the episode's summary."""
     import pyarrow as pa
 
     located = tables.locate(live, snapshot.columns(tables.LOCATING))

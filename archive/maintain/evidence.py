@@ -1,7 +1,7 @@
-"""Does I/O: what no commit names, what it says of commits that are not there any more, and commits that change nothing
-in the place of such. A writer that died has left it, or the commit that named it was removed.
+"""Does I/O: objects that no commit names, what they tell of commits that are gone, and empty commits that replace such.
+A dead writer has left these objects, or the commit that named them was removed.
 
-What a writer puts names the newest commit that it knew, so that a removed newest one is noticed by who goes on.
+Each object names the newest commit that its writer knew, so that the next writer notices if the newest one was removed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from archive.saved import Part
 from archive.store import Storage
 
 _REMEDY = "put it back from a copy or an older version of the object; or `archive repair` goes on without it"
-_LOOKED_AT = 2  # sessions that no commit names, at most, when a session is opened
+_LOOKED_AT = 2  # at most this many sessions that no commit names, when a session is opened
 _DIED = "its writer died before it was committed, or the commit that named it was removed"
 _MAY = "it may still be committed, or its writer died before it was, or the commit that named it was removed"
 
@@ -50,10 +50,10 @@ class Witness(NamedTuple):
 
 
 def check_newest(storage: Storage, run: str, head: Commit) -> None:
-    """Refuse to open a session where the newest commits were removed; CorruptCommitError says which, and what to do.
+    """Refuse to open a session where the newest commits were removed. CorruptCommitError says which, and what to do.
 
-    Two listings at once; what they have that `head` does not name is all that is read: the newest claims of other
-    sessions, and what the run's newest session staged last. Whoever may not list does not look.
+    Two listings run at once; only what they have and `head` does not name is read: the newest claims of other
+    sessions, and what the run's newest session staged last. Without the right to list, nothing is checked.
     """
     with suppress(AccessDeniedError):
         for one in _newest(storage, run, head):
@@ -73,7 +73,7 @@ def _newest(storage: Storage, run: str, head: Commit) -> Iterator[Witness]:
     for key in (*keys, staged, *(_staged_last(storage, name, None) for name in last)):
         if key is None:
             continue
-        with suppress(MissingObjectError, IntegrityError):  # of what is damaged `archive verify` tells
+        with suppress(MissingObjectError, IntegrityError):  # `archive verify` reports damaged objects
             is_claim = key.startswith("sessions/")
             seen = sessions.read_claim(storage, key).seen if is_claim else Part(storage, key).index.seen
             if seen is not None:
@@ -81,8 +81,7 @@ def _newest(storage: Storage, run: str, head: Commit) -> Iterator[Witness]:
 
 
 def _staged_last(storage: Storage, session: str, latest: Mark | None) -> str | None:
-    """The object that a session (escaped) staged for its newest checkpoint, as its name goes; None if that is the
-    latest."""
+    """The name of the object that a session (escaped) staged for its newest checkpoint; None if that is the latest."""
     folder = f"states/{session}"
     names = [name.rstrip("/") for name in storage.list(folder)]
     newest = max(names, key=_natural, default=None)
@@ -101,26 +100,26 @@ def _natural(name: str) -> list[str | int]:
 
 
 class Evidence:
-    """The evidence that a commit was there: what the writers of objects had seen, and tables that were made for
-    a commit after it."""
+    """Evidence of commits: the newest ones that writers of objects had seen, and tables that were made for a later
+    commit."""
 
     def __init__(self) -> None:
         self.seen: list[Witness] = []
         self.made_for: dict[int, str] = {}  # commit -> a table that was made for it
 
     def add(self, key: str, seen: Sighting | None) -> None:
-        """An object says which commit its writer knew, or of none."""
+        """Record the commit that the writer of an object knew; None: the object names none."""
         if seen is not None:
             self.seen.append(Witness(key, seen))
 
     def newest(self, head: Commit) -> int:
-        """The greatest number that a commit of this archive had, by all that is known."""
+        """The greatest number that a commit of this archive had, by all evidence."""
         return max([head.number, *(one.seen.commit for one in self._mine(head)), *(n - 1 for n in self.made_for)])
 
     def problems(self, storage: Storage, head: Commit, known: Mapping[int, Commit]) -> Iterator[tuple[int, str]]:
-        """Number of a commit that is missing, or is another one than a writer had seen, and what says so.
+        """Number of a commit that is missing, or differs from the one that a writer had seen, and the evidence.
 
-        known: commits up to `head`; what was put in the place of a damaged or missing one is as good as that.
+        known: commits up to `head`; a commit that replaced a damaged or missing one counts as that one.
         """
         for number in range(head.number + 1, self.newest(head) + 1):
             if not storage.exists(layout.commit_key(number)):
@@ -133,15 +132,15 @@ class Evidence:
                 yield there.number, f"it is another one than the writer of {one.key} had seen: that was removed"
 
     def _mine(self, head: Commit) -> list[Witness]:
-        """The witnesses of this archive, not of one that it was copied from."""
+        """The witnesses of this archive, without those of an archive that it was copied from."""
         return [one for one in self.seen if head.archive in ("", one.seen.archive)]
 
 
 def leftovers(storage: Storage, history: History, needed: Iterable[str], evidence: Evidence) -> list[tuple[str, str]]:
-    """Objects that no commit names, or one for several of one rank, and what they would have been: but for journals
-    that can still be recovered; nothing where the store cannot say what there is, or a later commit what it names (of
-    an archive that is open at an earlier one). needed: shards and chunk files that rows are known to name. Adds to
-    `evidence` what these objects say. Reads what is small."""
+    """Objects that no commit names, or one for several of one rank, and what they would have been. Journals that can
+    still be recovered are left out. The answer is empty where the store cannot list, or the archive is open at an
+    earlier commit. needed: shards and chunk files that rows are known to name. Adds what these objects tell to
+    `evidence`. Reads small objects only."""
     if not storage.driver.can("scan"):
         return []
     there = stored(storage)
@@ -162,9 +161,9 @@ def leftovers(storage: Storage, history: History, needed: Iterable[str], evidenc
 def _told(
     storage: Storage, history: History, unknown: Iterable[str], there: Mapping[str, StoredObject], evidence: Evidence
 ) -> Iterator[tuple[str, str]]:
-    """Tables and staged objects, each as it says; shards and objects of journals, together for each rank: none of a
-    journal that is in a checkpoint, or is of a session that can still be recovered. Of those beyond the checkpoints the
-    newest of each rank says what it had seen."""
+    """Tables and staged objects, each with what it says of itself; shards and journal objects, summed up for each rank.
+    Journals in a checkpoint, or of a session that can still be recovered, are left out. The newest object of each
+    rank beyond the checkpoints tells what its writer had seen."""
     tell = {"manifest": _table, "states": _staged}
     sessions = set() if history.head is None else running(history.head)
     piles: dict[tuple[str, str], list[str]] = {}
@@ -188,7 +187,7 @@ def _told(
         what = f"{len(keys)} {noun} of session {session!r}, {size(nbytes)}, the newest of {last:%Y-%m-%d %H:%M:%S}Z"
         yield keys[0], f"{what}; {_MAY if session in sessions else _DIED}"
     for _, key in newest.values():
-        with suppress(ArchiveError):  # where it is damaged its tail says so
+        with suppress(ArchiveError):  # its tail reports damage
             evidence.add(key, tails.index_at(storage, key).seen)
 
 
@@ -220,12 +219,12 @@ def _table(storage: Storage, key: str, evidence: Evidence) -> str:
     return text
 
 
-# -- what is put in the place of a commit ------------------------------------------------------------------------------
+# -- commits that replace others ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Repaired:
-    """The outcome of `repair`. kept_as: where the damaged bytes are; None: there were none."""
+    """The outcome of `repair`. kept_as: key of the damaged bytes; None: there were none."""
 
     commit: int
     kept_as: str | None
@@ -261,23 +260,23 @@ def _readable(storage: Storage, newest: int) -> dict[int, Commit]:
 
 
 def missing_commits(storage: Storage) -> range:
-    """Numbers of commits beyond a sound newest one that are missing: somebody has seen them. Empty if none are."""
+    """Numbers of missing commits beyond a sound newest one: some writer has seen them. Empty if none are."""
     head, history, evidence = commits.newest(storage), History(storage), Evidence()
-    for commit in _readable(storage, head.number).values():  # of others `verify` tells
+    for commit in _readable(storage, head.number).values():  # `verify` reports the others
         history.note(commit)
     for key in sessions.claim_keys(storage):
-        with suppress(IntegrityError):  # of what is damaged `verify` tells
+        with suppress(IntegrityError):  # `verify` reports what is damaged
             evidence.add(key, sessions.read_claim(storage, key).seen)
     leftovers(storage, history, (), evidence)
     return range(head.number + 1, evidence.newest(head) + 1)
 
 
 def repair(storage: Storage) -> Repaired:
-    """Put a commit without changes in the place of a damaged newest one, or of newest ones that are missing, so that
-    the archive opens as of the one before.
+    """Replace a damaged newest commit, or missing newest ones, by commits without changes, so that the archive opens as
+    of the one before.
 
-    What only they made visible is no longer; nothing is deleted, and damaged bytes are kept beside. Nobody must be
-    writing. For any other damage, `verify` says what is affected.
+    Data that only they made visible is lost; nothing is deleted, and damaged bytes are moved aside. Nobody may be
+    writing. For any other damage, `verify` reports what is affected.
     """
     try:
         number = damaged_commit(storage)
@@ -296,18 +295,18 @@ def _archive_id(storage: Storage) -> str:
 
 
 def _fill(storage: Storage, gone: range) -> Repaired:
-    """Create what is missing."""
+    """Create the missing commits."""
     parent = commits.read(storage, gone.start - 1)
     for number in gone:
         made = commits.completed(parent.after("repair"), parent, _archive_id(storage), f"repair/missing/{number}")
-        with suppress(AlreadyExistsError):  # what there is then is read
+        with suppress(AlreadyExistsError):  # then that one is read
             storage.create_once(layout.commit_key(number), commits.dumps(made))
         parent = commits.read(storage, number)
     return Repaired(parent.number, None)
 
 
 def _replace(storage: Storage, number: int) -> Repaired:
-    damaged_commit(storage)  # raises if it is sound after all: one answer that came damaged must cost no commit
+    damaged_commit(storage)  # raises if it is sound after all: one damaged answer must not cost a commit
     key = layout.commit_key(number)
     parent = commits.read(storage, number - 1)
     kept_as = f"damaged/commit-{number:09d}-{secrets.token_hex(4)}.json"
@@ -315,7 +314,7 @@ def _replace(storage: Storage, number: int) -> Repaired:
     data = storage.get_head(key, commits.MAX_OBJECT_BYTES + 1)
     if len(data) > commits.MAX_OBJECT_BYTES:
         raise UsageError(
-            f"{storage.full_url(key)} is larger than any commit, so it is not kept beside: move it away yourself; "
+            f"{storage.full_url(key)} is larger than any commit, so it is not moved aside: move it away yourself; "
             f"without it the archive opens as of commit {number - 1}"
         )
     storage.put(kept_as, data)  # a name of its own; unlike a create, it can be sent again where the answer is lost

@@ -1,4 +1,4 @@
-"""Forgetting: what goes and what stays as of a commit, and the commit that lets go; undoing that, and restoring.
+"""Forgetting applies retention: the decision as of a commit, and the commit that carries it out; undo, and restore.
 
 Nothing is deleted: `undo` brings back what was forgotten, until it is pruned.
 """
@@ -41,7 +41,7 @@ from archive.tables import FOLLOWING
 
 CHECKPOINTS = "checkpoints"
 MOST_TRIES = 16
-_BETWEEN = frozenset({"compact", "merge", "restore"})  # what an undo cannot go back behind
+_BETWEEN = frozenset({"compact", "merge", "restore"})  # kinds that an undo cannot go back behind
 _ROWS = ("segments", "checkpoints", *FOLLOWING)  # tables that a forgetting takes rows from
 
 Shown = Callable[[Commit], None]
@@ -49,7 +49,7 @@ Shown = Callable[[Commit], None]
 
 def plan(log: CommitLog, asked: ForgetRequest, shown: Shown, redaction: Redaction | None = None) -> ForgetPlan:
     """A plan of what a forgetting would do to the newest commit; nothing is written. shown: called with the commit,
-    once made."""
+    once it is made."""
     decision = decide(log.storage, log.catch_up(), asked)
     dry = Attempt(log.storage, is_dry=True)
     made = None if decision.empty else _Forgetting(asked, redaction).drafted(decision, dry)
@@ -74,16 +74,16 @@ def plan(log: CommitLog, asked: ForgetRequest, shown: Shown, redaction: Redactio
 
 
 def check_writer(head: Commit, run: str, keep: Keep | None, forget: str) -> None:
-    """Refuse a writer that would forget nothing, or what nobody knows."""
+    """Refuse a writer whose forget= has no effect, or is unknown."""
     if forget not in (CHECKPOINTS, UNREFERENCED):
         raise UsageError(f"forget={forget!r}: give {CHECKPOINTS!r}, {UNREFERENCED!r} or None")
     known = head.runs.get(run)
     if keep == Keep() or (keep is None and (known is None or known.keep is None)):
-        raise UsageError(f"forget={forget!r} lets go of what keep= does not want: give keep=archive.Keep(last=5), say")
+        raise UsageError(f"forget={forget!r} forgets what keep= does not retain: give keep=, as archive.Keep(last=5)")
 
 
 def after_checkpoint(storage: Storage, archive_id: str, place: Place, forget: str) -> Callable[[Commit], None]:
-    """A call that lets go, after a checkpoint of a writer, of what the policy of its run does not want."""
+    """A function that applies the retention of a run after a checkpoint of its writer."""
     episodes = UNREFERENCED if forget == UNREFERENCED else None
 
     def let_go(made: Commit) -> None:
@@ -104,13 +104,13 @@ def after_checkpoint(storage: Storage, archive_id: str, place: Place, forget: st
 
 
 class NothingToForgetError(ConflictError):
-    """Nothing is to go by now."""
+    """Nothing is left to forget."""
 
 
 class _Forgetting:
-    """The change of a forgetting: it is drafted anew for each commit that it is to follow.
+    """The change of a forgetting, drafted anew for each commit that it is to follow.
 
-    planned: what it may let go of, if that was shown before; None: whatever is to go then.
+    planned: what it may forget, if a plan was shown before; None: whatever the request selects by then.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class _Forgetting:
         self._done: Draft | None = None  # by an earlier try
 
     def adds(self, parent: Commit, attempt: Attempt) -> Addition:
-        """The words of the commit that is to follow this one."""
+        """The keys of the commit that is to follow this one."""
         if attempt.number == MOST_TRIES:
             raise ConflictError(
                 f"others committed {MOST_TRIES} times at {attempt.storage.url} while {self.asked} was to be committed; "
@@ -145,19 +145,19 @@ class _Forgetting:
         return {}, {**made.says, "removed": removed, "forgotten": note_forgotten(storage, parent, made.gone)}
 
     def drafted(self, decision: Decision, attempt: Attempt) -> Draft:
-        """The draft of what was decided, but for its table of what was forgotten."""
+        """The draft of a decision, but for its table of forgotten objects."""
         if self._redaction is not None:
             decision = self._redaction.applied(decision, is_dry=attempt.is_dry)
         return draft(decision, partial(attempt.write, new_session()))
 
     def _again(self, parent: Commit, attempt: Attempt) -> Draft | None:
-        """The draft of an earlier try, as it would follow this commit; None if it must be decided anew."""
+        """The draft of an earlier try, made to follow this commit; None if it must be decided anew."""
         if self._done is None or self._redaction is not None:
             return None
         return redraft(self._done, parent, self.asked.run, partial(attempt.write, new_session()))
 
     def _anew(self, parent: Commit, attempt: Attempt) -> Draft:
-        """The draft of what is decided as of this commit; ConflictError if that is not what was planned."""
+        """The draft of a decision as of this commit; ConflictError if that differs from what was planned."""
         planned, url = self._planned, attempt.storage.url
         if planned is not None and parent.digest == planned.parent.digest:
             decision = planned
@@ -165,11 +165,11 @@ class _Forgetting:
             decision = decide(attempt.storage, parent, self.asked)
             if planned is not None and planned.goes != decision.goes:
                 raise ConflictError(
-                    f"the archive at {url} changed since commit {planned.parent.number}, so that something else would "
-                    "be forgotten than was planned; nothing was committed: plan again"
+                    f"the archive at {url} changed since commit {planned.parent.number}, so that other things would "
+                    "be forgotten than were planned; nothing was committed: plan again"
                 )
         if decision.empty:
-            raise NothingToForgetError(f"nothing at {url} is to be forgotten any more: plan again")
+            raise NothingToForgetError(f"nothing at {url} is left to be forgotten: plan again")
         self._done = self.drafted(decision, attempt)
         return self._done
 
@@ -177,12 +177,12 @@ class _Forgetting:
 def _commit(
     log: CommitLog, forgetting: _Forgetting, transaction: str, requires: Sequence[Requirement] = (), **about: Any
 ) -> Commit:
-    """Commit a forgetting. about: what is known of it before, for who traces."""
+    """Commit a forgetting. about: attributes for traces that are known before."""
     with operation("forget", **about) as done:
         made = log.commit(transaction, Change("forget", forgetting.adds, requires))
     gone = (made.removed.get("checkpoints", 0), made.removed.get("episodes", 0))
     logger.info(
-        "commit %d let go of %d checkpoints and %d episodes (%s), %.1f s",
+        "commit %d: retention expired %d checkpoints and %d episodes (%s), %.1f s",
         made.number,
         *gone,
         forgetting.asked,
@@ -195,7 +195,7 @@ def _commit(
 
 
 def undo(log: CommitLog) -> Commit:
-    """Bring back what the newest forgetting let go of that is not undone yet; what came since stays."""
+    """Bring back what the newest forgetting that is not undone forgot; what came since stays."""
     return log.commit(f"undo/{new_session()}", Change("undo", _undone))
 
 
@@ -224,20 +224,20 @@ def _undone(parent: Commit, attempt: Attempt) -> Addition:
 
 
 def _newest_forgetting(storage: Storage, parent: Commit) -> Commit:
-    """The newest commit that let go and is not undone; an error if it is not one that can be."""
+    """The newest commit that forgot and is not undone; an error if it cannot be undone."""
     if not parent.let_go:
         raise UsageError(f"nothing was forgotten at {storage.url} that is not undone yet: there is nothing to undo")
     found = read_of(storage, parent.let_go, parent)
     if found.kind != "forget":
         raise ConflictError(
-            f"commit {found.number} at {storage.url}, of kind {found.kind!r}, is the newest that let go of something, "
+            f"commit {found.number} at {storage.url}, of kind {found.kind!r}, is the newest that dropped something, "
             f"and only a 'forget' can be undone: use arc.restore(commit={found.number - 1})"
         )
     return found
 
 
 def _with_tables_before(entry: RunEntry, before: RunEntry | None, forgot: int) -> RunEntry:
-    """A run's entry whose newest checkpoints are read with the tables that they were read with before."""
+    """A run's entry whose newest checkpoints are served by the tables that served them before."""
     known: Mapping[str, Mark] = {} if before is None else before.marks
 
     def manifest(name: str, mark: Mark) -> int | None:
@@ -252,7 +252,7 @@ def _with_tables_before(entry: RunEntry, before: RunEntry | None, forgot: int) -
 
 
 def restore(log: CommitLog, number: int) -> Commit:
-    """Make the archive as it was as of a commit. Each run gets a new session, so that nobody who writes now goes on."""
+    """Restore an earlier commit as a new one. Each run gets a new session, so that no present writer goes on."""
     return log.commit(f"restore/{new_session()}", Change("restore", partial(_restored, number)))
 
 
@@ -273,7 +273,7 @@ def _restored(number: int, parent: Commit, attempt: Attempt) -> Addition:
 
 
 def _fenced(entry: RunEntry, now: RunEntry | None, number: int) -> RunEntry:
-    """A run as it was, with a session of its own, which nobody has; `number`: of the commit that opens it."""
+    """A run as it was, with a session of its own that no process has; `number`: of the commit that opens it."""
     known = dict.fromkeys([*entry.sessions, *(now.sessions if now else ())])
     superseded = tuple(known)[-sessions.REMEMBERED_SESSIONS :]
     return replace(
@@ -293,12 +293,12 @@ def _since(storage: Storage, head: Commit, number: int) -> list[Commit]:
 def _brought_back(
     storage: Storage, parent: Commit, says: Mapping[str, Any], since: Sequence[Commit], cannot: str
 ) -> Addition:
-    """The same with the table of what was forgotten; ConflictError if it leads to what was pruned since."""
+    """The keys with the table of forgotten objects; ConflictError if they lead to something that was pruned since."""
     walk = Walk(storage)
     try:
         reach = walk.reach(as_commit(parent, says)).keys
     except MissingObjectError as e:
-        raise ConflictError(f"{cannot}: something of it was pruned ({e}); nothing was committed") from e
+        raise ConflictError(f"{cannot}: some of it was pruned ({e}); nothing was committed") from e
     for commit in since:
         lists = [] if commit.pruned is None else [commit.pruned]
         if lost := reach.intersection(tablefiles.load(storage, "pruned", lists, ["key"])["key"].to_pylist()):

@@ -1,5 +1,5 @@
-"""Does I/O: the objects of an archive: those that are stored, those that retained commits lead to, those that commits
-have ever named, and those that other archives refer to."""
+"""Does I/O: the objects of an archive: stored ones, ones that retained commits lead to, ones that any commit ever
+named, and ones that other archives refer to."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from archive.tables import among, distinct
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FOLDERS = ("journal", "manifest", "shards", "states")  # what a prune may delete lies there
-_FEW = 100  # objects, that are asked for by name: a LIST of all there are takes the longer, the more there are
+FOLDERS = ("journal", "manifest", "shards", "states")  # the folders in which a prune may delete
+_FEW = 100  # objects that are asked for by name: a LIST takes longer the more there are
 _AT_ONCE = 256  # manifest files
-_LOSES_ROWS = frozenset(("compact", "forget", "undo", "restore"))  # kinds that may name less than the one before
+_LOSES_ROWS = frozenset(("compact", "forget", "undo", "restore"))  # kinds that may name less than their parent
 
 Sizes = dict[str, int]  # key -> bytes
 
@@ -30,14 +30,14 @@ Sizes = dict[str, int]  # key -> bytes
 
 
 class StoredObject(NamedTuple):
-    """An object, or all of a shard that is a directory: its bytes, and when the newest of them was put."""
+    """An object, or all of a shard that is a directory: its bytes, and the time of its newest put."""
 
     bytes: int
     modified: datetime
 
 
 def stored(storage: Storage, folders: Iterable[str] = FOLDERS) -> dict[str, StoredObject]:
-    """The objects in these folders, by key: a request a thousand."""
+    """The objects in these folders, by key; one request for each thousand."""
     out: dict[str, StoredObject] = {}
     for folder in folders:
         for one in storage.scan(folder):
@@ -48,12 +48,12 @@ def stored(storage: Storage, folders: Iterable[str] = FOLDERS) -> dict[str, Stor
 
 
 def unit(key: str) -> str:
-    """The key of what goes or stays as one: the object or, of a shard that is a directory, its folder."""
+    """The key of what is kept or deleted as one: the object or, for a shard that is a directory, its folder."""
     return "/".join(key.split("/")[:2]) if key.startswith("shards/") else key
 
 
 def sizes(storage: Storage, keys: Collection[str]) -> Sizes:
-    """The bytes of each object, as the store says; a shard that is a directory is one. 0: it is gone already."""
+    """The bytes of each object, as the store has them; a shard that is a directory is one. 0: it is gone already."""
     if len(keys) <= _FEW and not any(key.endswith(".zarr") for key in keys):
         return storage.sizes(sorted(keys))
     there = stored(storage, sorted({key.partition("/")[0] for key in keys} & {*FOLDERS}))
@@ -61,12 +61,12 @@ def sizes(storage: Storage, keys: Collection[str]) -> Sizes:
 
 
 def check_made(storage: Storage, keys: Iterable[str]) -> None:
-    """Refuse to let go of, or to delete, what is no shard, object of a journal, staged object or manifest file of the
-    archive: a table that names such a thing is damaged, or made up."""
+    """Refuse to forget or delete what is not a shard, journal object, staged object or manifest file of the archive: a
+    table that names such a thing is damaged, or forged."""
     strange = [key for key in keys if layout.session_of(key) is None]
     if strange:
         raise CorruptManifestError(
-            f"a table of the archive at {storage.url} has {strange[0]!r:.200} among the objects, which is no shard, no "
+            f"a table of the archive at {storage.url} names the object {strange[0]!r:.200}, which is no shard, no "
             "staged object and no manifest file: nothing was deleted and nothing committed; run `archive verify`"
         )
 
@@ -83,7 +83,7 @@ def read_pins(storage: Storage) -> dict[str, str]:
     return out
 
 
-# -- what commits lead to ----------------------------------------------------------------------------------------------
+# -- objects that commits lead to --------------------------------------------------------------------------------------
 
 
 def retained(storage: Storage, head: Commit) -> list[Commit]:
@@ -93,7 +93,7 @@ def retained(storage: Storage, head: Commit) -> list[Commit]:
 
 
 def retained_reach(storage: Storage, head: Commit, walk: Walk | None = None) -> Reach:
-    """The objects that the retained commits lead to, together: nothing of it is forgotten or pruned."""
+    """The objects that the retained commits lead to, together; none of them is forgotten or pruned."""
     out, walk = Reach(), walk or Walk(storage)
     for commit in retained(storage, head):
         out.add(walk.reach(commit))
@@ -101,13 +101,13 @@ def retained_reach(storage: Storage, head: Commit, walk: Walk | None = None) -> 
 
 
 def forgotten(storage: Storage, head: Commit) -> dict[str, int]:
-    """The objects that were forgotten, and by which commit."""
+    """The forgotten objects, each with the commit that forgot it."""
     table = tablefiles.load(storage, "forgotten", head.files("forgotten"), ["key", "commit"])
     return dict(zip(table["key"].to_pylist(), table["commit"].to_pylist(), strict=True))
 
 
 def no_longer(storage: Storage, before: Collection[str], after: Collection[str]) -> Sizes:
-    """The objects that were led to before and are not after, but for the lists of prunes: who was stalled reads them.
+    """The objects in `before` and not in `after`, but for the lists of prunes, which stalled processes read.
 
     CorruptManifestError if there is one that a prune could not delete.
     """
@@ -117,9 +117,9 @@ def no_longer(storage: Storage, before: Collection[str], after: Collection[str])
 
 
 def note_forgotten(storage: Storage, parent: Commit, gone: Sizes, back: Collection[str] = ()) -> tuple[FileRef, ...]:
-    """The files of the forgotten table with these objects added, and those taken out that are led to again.
+    """The files of the forgotten table with these objects added, and without those that are led to again.
 
-    Few files are made of many: those that are folded into the new one are objects that go, too.
+    Small files are merged into the new one; they are forgotten objects, too.
     """
     present = parent.files("forgotten")
     keep = tablefiles.files_to_keep([f.rows for f in present], [f.bytes for f in present], len(gone) + len(present))
@@ -135,7 +135,7 @@ def note_forgotten(storage: Storage, parent: Commit, gone: Sizes, back: Collecti
 
 
 def without(table: pa.Table, keys: Collection[str]) -> pa.Table:
-    """Rows of a table of objects, but for these."""
+    """The rows of a table of objects without these."""
     return table.filter(~among(table["key"], keys))
 
 
@@ -145,41 +145,40 @@ def running(head: Commit) -> set[str]:
 
 
 class Watermarks:
-    """Marks up to where checkpoints have the journals of sessions."""
+    """Watermarks of journals: the numbers of each session's objects up to which checkpoints have them."""
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[str, int], int] = {}  # session (escaped), rank -> how many checkpoints have
+        self._numbers: dict[tuple[str, int], int] = {}  # session (escaped), rank -> number of objects in checkpoints
 
     @classmethod
     def of(cls, head: Commit) -> Watermarks:
-        """The journals of the runs' newest sessions, as of a commit."""
+        """The watermarks of the runs' newest sessions, as of a commit."""
         out = cls()
         out.note(head.runs)
         return out
 
     def note(self, runs: Mapping[str, RunEntry]) -> None:
-        """So far they are, as these entries say."""
+        """Raise the marks to what these entries have."""
         for entry in runs.values():
             for rank, number in (entry.journal or {}).items():
                 self._numbers[escape(entry.session), rank] = number
 
     def awaited(self, key: str) -> bool:
-        """True if it is the key of an object that may still be recovered, or committed by its session."""
+        """True if the key is of an object that may still be recovered, or committed by its session."""
         place = layout.journal_place(key)
         return place is not None and place[2] >= self._numbers.get(place[:2], 1 << 63)
 
     def passed(self, key: str) -> bool:
-        """True if it is the key of one that a checkpoint has: only its steps are needed, if it has any."""
+        """True if the key is of an object that a checkpoint has: only its steps are needed, if any."""
         place = layout.journal_place(key)
         return place is not None and place[2] < self._numbers.get(place[:2], 0)
 
 
 class History:
-    """The objects that commits have named, as these are noted one after the other, oldest first; each table is read
-    once.
+    """The objects that commits have named. Commits are noted oldest first; each table is read once.
 
-    named: manifest file or staged object -> the newest commit that names it.  lost_rows: commits with less rows than
-    the one before.  journaled: of all sessions that ever were.
+    named: manifest file or staged object -> the newest commit that names it.  lost_rows: commits with fewer rows than
+    the one before.  journaled: the watermarks of all sessions that ever were.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -195,13 +194,13 @@ class History:
         self._pruned: set[str] = set()
 
     def follow(self, head: Commit) -> None:
-        """Read the commits since the last one that was noted."""
+        """Note the commits since the last one that was noted."""
         known = 0 if self.head is None else self.head.number
         for commit in commits.read_all(self._storage, range(known + 1, head.number + 1), head):
             self.note(commit)
 
     def note(self, commit: Commit) -> None:
-        """One more commit."""
+        """Note one more commit."""
         self.head = commit
         record = commit.checkpoint
         staged = () if record is None else (*(one.key for one in record.ranks), *record.borrowed)
@@ -214,7 +213,7 @@ class History:
             self.lost_rows.append(commit.number)
 
     def let_go(self, settled: int) -> int:
-        """The newest commit up to `settled` that let go of rows and is not undone as of the newest one; 0: none."""
+        """The newest commit up to `settled` that forgot rows and is not undone as of the newest one; 0: none."""
         number = 0 if self.head is None else self.head.number
         while number and (number := min(self._let_go.get(number) or 0, number)) > settled:
             number -= 1
@@ -229,7 +228,7 @@ class History:
         return self._pruned
 
     def shards(self, there: Container[str]) -> Set[str]:
-        """The shards and objects of journals with steps that commits have named, by those chunk files that are
+        """The shards and journal objects with steps that commits have named, by those chunk files that are still
         there."""
         found = [ref for path, ref in self._chunks.items() if path in there]
         for at in range(0, len(found), _AT_ONCE):
@@ -239,6 +238,6 @@ class History:
         return self._shards
 
     def learn(self, path: str, shards: Iterable[str]) -> None:
-        """A chunk file need not be read again, which has these shards."""
+        """Give the shards of a chunk file, which is then not read again."""
         if self._chunks.pop(path, None) is not None:
             self._shards.update(shards)

@@ -1,4 +1,4 @@
-"""Pure, no I/O: plans of what will be forgotten or deleted, and what stays and why: for people, as JSON, and to be
+"""Pure, no I/O: plans of what is forgotten or deleted, and of what stays and why: for people, as JSON, and to be
 carried out."""
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from archive.log import Commit
 from archive.observe import operation
 from archive.views import reports
 
-MAX_GOING = 40  # checkpoints that go, of a plan for people: the newest; more are summed up
+MAX_GOING = 40  # the newest checkpoints that go, in a plan for people; more are summed up
 _GOES = ("goes", "no rule wants it")
 _CHECKPOINT_COLUMNS = ("checkpoint", "run", "step", "commit", "stays", "why")
 _EPISODE_COLUMNS = ("episodes", "steps", "stays", "why", "for example")
 _OBJECT_COLUMNS = ("what", "objects", "bytes", "", "why")
-_MAX_ERRORS = 5  # that are told one by one
+_MAX_ERRORS = 5  # errors shown one by one
 _VERSIONED = (
     "this bucket keeps versions: deleting frees nothing by itself, {} stay as noncurrent versions. Give the bucket a "
     "lifecycle rule that lets noncurrent versions expire (NoncurrentVersionExpiration)"
 )
 
-Progress = Callable[[int, int], None]  # told how many objects are deleted, and of how many
+Progress = Callable[[int, int], None]  # called with the number of deleted objects, and of all
 Table = tuple[str, Sequence[str], list[tuple[Any, ...]]]  # its title, its columns and its rows, for people
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpkeepPlan:
-    """A plan of what a verb of an archive will do, as of a commit: `commit()` does it; `made` is the commit then."""
+    """A plan of what a verb of an archive will do, as of a commit. `commit()` does it; `made` is then the commit."""
 
     url: str
     as_of: int
@@ -38,7 +38,7 @@ class UpkeepPlan:
     _carry: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
 
     verb = ""  # of the archive
-    yet = ""  # what is not done before `commit()`
+    yet = ""  # says that nothing is done before `commit()`
 
     @property
     def empty(self) -> bool:
@@ -57,24 +57,24 @@ class UpkeepPlan:
 
     @property
     def obstacles(self) -> tuple[str, ...]:
-        """Sentences on what stands in the way."""
+        """Sentences on what prevents it."""
         return ()
 
     @property
     def warnings(self) -> list[str]:
-        """Sentences that one should read beside."""
+        """Sentences to read before it."""
         return []
 
     def _carried_out(self, *how: Any) -> Self:
         if self._carry is None:
             raise UsageError(
-                f"this plan was carried out, or comes from another process: plan again by arc.{self.verb}()"
+                f"this plan was carried out already, or comes from another process: plan again by arc.{self.verb}()"
             )
         done: Self = self._carry(self, *how)
         return replace(done, _carry=None)
 
     def __str__(self) -> str:
-        """The text of it: what goes, what stays and why, and what was done."""
+        """The plan as text: what goes, what stays and why, and what was done."""
         lines = [f"{name}: {value}" for name, value in self.about.items() if value is not None]
         for _, columns, rows in self.tables:
             lines += ["", *tabulate(columns, rows)]
@@ -95,7 +95,7 @@ class UpkeepPlan:
 
 @dataclass(frozen=True)
 class CheckpointFate:
-    """A checkpoint, and why it stays; without a reason it goes."""
+    """A checkpoint, and the reason to keep it; without one it goes."""
 
     commit: int
     run: str
@@ -115,9 +115,9 @@ class CheckpointFate:
 
 @dataclass(frozen=True)
 class EpisodesFate:
-    """Episodes that fare alike, for one reason. `steps`: those that they have as of now.
+    """Episodes with one fate, for one reason. `steps`: the steps that they have as of now.
 
-    superseded: not these episodes go, but steps of theirs that newer ones took the place of.
+    superseded: the episodes stay; steps of theirs go that newer ones replaced.
     """
 
     stays: bool
@@ -130,9 +130,9 @@ class EpisodesFate:
 
 @dataclass(frozen=True)
 class Redacted:
-    """The extent of a redaction. steps: of other episodes, in the shards that are written anew; bytes: of these shards.
+    """The extent of a redaction. steps: of other episodes, in the shards that are rewritten; bytes: of these shards.
 
-    obstacles: what stands in its way, and what to do: as long as there is any, nothing can be committed.
+    obstacles: what prevents it, and what to do; while there is any, nothing can be committed.
     """
 
     episodes: int
@@ -147,11 +147,11 @@ class Redacted:
 
 @dataclass(frozen=True, kw_only=True)
 class ForgetPlan(UpkeepPlan):
-    """A plan of what is forgotten, and of what stays and why, as of a commit. `commit()` carries it out; `made` is the
-    commit then.
+    """A plan of what is forgotten, and of what stays and why, as of a commit. `commit()` carries it out; `made` is then
+    the commit.
 
-    checkpoints: all of them, oldest first.  episodes: all of them, in groups.  objects, bytes: what nothing leads to
-    any more but older commits; a prune may delete it.
+    checkpoints: all of them, oldest first.  episodes: all of them, in groups.  objects, bytes: what only older
+    commits lead to afterwards; a prune may delete it.
     """
 
     asked: str
@@ -171,7 +171,7 @@ class ForgetPlan(UpkeepPlan):
 
     @property
     def obstacles(self) -> tuple[str, ...]:
-        """Sentences on what stands in the way of a redaction."""
+        """Sentences on what prevents a redaction."""
         return () if self.redacted is None else self.redacted.obstacles
 
     @property
@@ -180,10 +180,10 @@ class ForgetPlan(UpkeepPlan):
         return not self.checkpoints_gone and all(one.stays for one in self.episodes)
 
     def commit(self) -> Self:
-        """Forget what the plan says, and nothing else; the plan with the commit that was `made` (none if it is empty).
+        """Forget what the plan says, and nothing else; the plan with the commit that was `made` (none if empty).
 
-        ConflictError if something else would go by now: plan again. UsageError if it was carried out, or if something
-        stands in the way of a redaction.
+        ConflictError if other things would go by now: plan again. UsageError if it was carried out, or if something
+        prevents a redaction.
         """
         if self.obstacles:
             raise UsageError(f"the redaction at {self.url} was not done: {'; '.join(self.obstacles)}")
@@ -230,8 +230,8 @@ class ForgetPlan(UpkeepPlan):
 
     @property
     def tables(self) -> list[Table]:
-        """A row for each checkpoint that stays and for the newest that go, the newest first, with a last one that sums
-        up how many more go; and a row for each group of episodes."""
+        """A row for each checkpoint that stays and for the newest that go, newest first, and one that sums up the
+        others that go; and a row for each group of episodes."""
         going = [one for one in self.checkpoints if not one.stays]
         older = going[:-MAX_GOING]
         summed = {one.commit for one in older}
@@ -263,8 +263,8 @@ def _summed(going: Sequence[CheckpointFate]) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ObjectFate:
-    """An object that the newest commit does not need. reason: "forgotten" or "left behind"; None: it stays; why: the
-    same in more words."""
+    """An object that the newest commit does not need. reason: "forgotten" or "left behind"; None: it stays; why: a
+    sentence."""
 
     key: str
     bytes: int
@@ -274,7 +274,7 @@ class ObjectFate:
 
 @dataclass(frozen=True, slots=True)
 class ObjectGroup:
-    """Objects of one kind (shards, states, journal or manifest) that fare alike, for one reason."""
+    """Objects of one kind (shards, states, journal or manifest) with one fate, for one reason."""
 
     kind: str
     goes: bool
@@ -285,11 +285,11 @@ class ObjectGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class PrunePlan(UpkeepPlan):
-    """A plan of what is deleted, and of what is left and why, as of a commit. `commit()` carries it out.
+    """A plan of what is deleted, and of what stays and why, as of a commit. `commit()` carries it out.
 
     going: the objects.  groups: all objects of the archive that the newest commit does not need, and those that go, by
-    kind and reason.  clock: what time it was, as the store says.  versioned: true if the bucket keeps what is deleted
-    (None: it does not say).  Once carried out: `made`, the commit (None if all was in the list of an earlier prune),
+    kind and reason.  clock: the time by the store's clock.  versioned: true if the bucket keeps deleted versions
+    (None: unknown).  Once carried out: `made`, the commit (None if all was in the list of an earlier prune),
     `deleted` objects, and the `errors` of those that are still there, which the next prune tries again.
     """
 
@@ -319,10 +319,10 @@ class PrunePlan(UpkeepPlan):
         return not self.going
 
     def commit(self, *, per_second: float | None = None, progress: Progress | None = None) -> Self:
-        """Delete what the plan says and still nothing needs, and nothing else; gives the plan with what was done.
+        """Delete those objects of the plan that are still unneeded, and no others; the plan with what was done.
 
-        per_second: delete at most so many objects a second.  progress: told (deleted, of how many).  Killed in between,
-        the next prune goes on. UsageError if it was carried out already.
+        per_second: the most objects to delete a second.  progress: called with (deleted, total).  After a kill in
+        between the next prune goes on. UsageError if it was carried out already.
         """
         if per_second is not None and per_second <= 0:
             raise UsageError(f"per_second={per_second} must be above zero, or None for no limit")
@@ -371,7 +371,7 @@ class PrunePlan(UpkeepPlan):
 
 
 def grouped(fates: Iterable[ObjectFate]) -> tuple[ObjectGroup, ...]:
-    """The groups of these objects: first what goes, the largest first."""
+    """The groups of these objects: those that go first, the largest first."""
     counts: dict[tuple[str, bool, str], list[int]] = {}
     for one in fates:
         found = counts.setdefault((one.key.partition("/")[0], one.reason is not None, one.why), [0, 0])

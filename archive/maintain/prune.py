@@ -1,8 +1,8 @@
-"""Pruning, which is garbage collection: deleting what an archive no longer needs.
+"""Garbage collection: deleting the objects that an archive no longer needs.
 
-The store is scanned, then the newest commit is read, so that what a session has put before the scan is known to be its
-own. The list of what goes is committed before anything is deleted, so that whoever commits after it looks whether that
-names what is gone. Nothing is decided by data: commits, tables and names are all that is read.
+The store is scanned, then the newest commit is read, so that what a session had put before the scan is known to be its
+own. The list of what goes is committed before anything is deleted, so that later writers check whether they name what
+is gone. Data decides nothing: only commits, tables and names are read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from archive.maintain.objects import (
 from archive.maintain.plans import ObjectFate, Progress, PrunePlan, grouped
 from archive.store import Storage
 
-LEAST_S = 3600.0  # less must be forced: a reader goes on with an older commit for about as long
+LEAST_S = 3600.0  # less must be forced: a reader may use an older commit for about as long
 LET_GO = "forgotten, longer ago than the wait"
 SUPERSEDED = "needed by no commit that can still be opened"
 CRASHED = "never committed, and older than the wait"
@@ -53,17 +53,17 @@ RUNNING = "of a session that may still commit"
 YOUNG = "not committed yet, and younger than the wait"
 STRANGE = "of no session: not made by this library"
 LIST = "the list of an earlier prune"
-_OF_STEPS = ("shards/", "journal/")  # what shards lie below
+_OF_STEPS = ("shards/", "journal/")  # the folders of shards
 
 Shown = Callable[[Commit], None]
 
 
 def plan(log: CommitLog, older_than_s: float, shown: Shown, *, force: bool = False) -> PrunePlan:
-    """A plan of what a prune would delete now; nothing is written. shown: told of the commit, once it is made."""
+    """A plan of what a prune would delete now; nothing is written. shown: called with the commit, once it is made."""
     if older_than_s < LEAST_S and not force:
         raise UsageError(
             f"older_than={written(older_than_s)!r} is less than {written(LEAST_S)}: readers and writers that are at "
-            "work now may lose what they use. Wait longer, or say force=True if nobody else uses this archive"
+            "work now may lose what they use. Wait longer, or give force=True if nobody else uses this archive"
         )
     log.catch_up()
 
@@ -84,25 +84,25 @@ def plan(log: CommitLog, older_than_s: float, shown: Shown, *, force: bool = Fal
     )  # fmt: skip
 
 
-# -- what goes ---------------------------------------------------------------------------------------------------------
+# -- garbage -----------------------------------------------------------------------------------------------------------
 
 
 class Garbage:
-    """The objects that there were at a time, and what goes of them as of one commit after the other; each commit and
+    """The objects that were stored at one time, and those that go as of one commit after the other. Each commit and
     table is read once."""
 
     def __init__(self, storage: Storage, wait: timedelta) -> None:
         self._storage = storage
-        self.clock = storage.clock("commits")  # before anything is looked at
+        self.clock = storage.clock("commits")  # before anything is read
         self._cutoff = self.clock - wait
         self._stored = stored(storage)
         self._settled = _newest_commit(storage, self._cutoff)
         self._walk = Walk(storage)
         self._history = History(storage)
-        self._rows: dict[int, Reach] = {}  # commit -> what its tables name
+        self._rows: dict[int, Reach] = {}  # commit -> the objects that its tables name
 
     def fates(self, head: Commit) -> list[ObjectFate]:
-        """The fates of the objects that retained commits do not lead to, as of a commit: one that is not older than
+        """The fates of the objects that retained commits do not lead to, as of a commit, which must not be older than
         the scan."""
         needed, pins = retained_reach(self._storage, head, self._walk).keys, {*read_pins(self._storage)}
         let_go = forgotten(self._storage, head)
@@ -118,11 +118,11 @@ class Garbage:
         return [*out, *self._unknown(head, [k for k in self._stored if k not in needed and k not in let_go], pins)]
 
     def _fate(self, key: str, why: str, reason: str | None = None) -> ObjectFate:
-        nbytes = self._stored[key].bytes if key in self._stored else 0  # it is gone already
+        nbytes = self._stored[key].bytes if key in self._stored else 0  # else it is gone already
         return ObjectFate(key, nbytes, why, reason)
 
     def _unknown(self, head: Commit, keys: list[str], pins: Set[str]) -> Iterator[ObjectFate]:
-        """The fates of objects of which no table says what they are."""
+        """The fates of objects that no table identifies."""
         if not keys:
             return
         history = self._history
@@ -143,16 +143,16 @@ class Garbage:
                 yield self._left(key, sessions - ({layout.session_of(key)} if journaled.passed(key) else set()))
 
     def _superseded(self, head: Commit, key: str) -> ObjectFate:
-        """The fate of what commits named that are not retained: all stay that can still be opened, which those from the
-        last letting go on can; that itself must be older than the wait."""
+        """The fate of an object that only unretained commits named. It stays while one of these can still be opened,
+        which those from the last forgetting on can; and that must be older than the wait."""
         since = self._history.let_go(self._settled)
         if not since or self._history.named.get(key, 0) >= since or key in self._later(head, since):
             return self._fate(key, EARLIER)
         return self._fate(key, SUPERSEDED, FORGOTTEN)
 
     def _later(self, head: Commit, since: int) -> set[str]:
-        """The objects that rows of the tables of commits from that one on name: of those after which there were
-        less."""
+        """The objects that tables of commits from `since` on name, for those commits after which there were fewer
+        rows."""
         numbers = {since, *(number - 1 for number in self._history.lost_rows if number > since)}
         out: set[str] = set()
         for number in sorted(numbers):
@@ -163,11 +163,11 @@ class Garbage:
         return out
 
     def _there(self) -> Set[str]:
-        """The objects that may still be read."""
+        """The objects that readers may still read."""
         return self._stored.keys() - self._history.pruned
 
     def _left(self, key: str, sessions: Set[str | None]) -> ObjectFate:
-        """The fate of what no commit named. sessions: those that may still commit it."""
+        """The fate of an object that no commit named. sessions: those that may still commit it."""
         session = layout.session_of(key)
         if session is None and not layout.is_temporary(key):
             return self._fate(key, STRANGE)
@@ -178,7 +178,7 @@ class Garbage:
 
 
 def _newest_commit(storage: Storage, cutoff: datetime) -> int:
-    """The newest commit that is older than that; 0: none is."""
+    """The newest commit older than `cutoff`; 0: none is."""
     newest = 0
     for one in storage.scan("commits"):
         number = one.key.rpartition("/")[2].removesuffix(".json")
@@ -198,12 +198,12 @@ def _carry_out(
     log: CommitLog, garbage: Garbage, planned: PrunePlan, shown: Shown, per_second: float | None,
     progress: Progress | None,
 ) -> PrunePlan:  # fmt: skip
-    """Commit what of the plan still goes, and delete it."""
+    """Commit the list of what of the plan still goes, and delete it."""
     storage, session, wanted = log.storage, new_session(), {one.key for one in planned.going}
     going: list[ObjectFate] = []
 
     def adds(parent: Commit, attempt: Attempt) -> Addition:
-        """Once more after each lost race: what goes by then, a part of what was planned."""
+        """The list of what goes by now, a part of what was planned; made again after each lost race."""
         going[:] = [one for one in garbage.fates(parent) if one.reason is not None and one.key in wanted]
         listed = [one for one in going if one.why != UNFINISHED]
         if not listed:
@@ -225,7 +225,7 @@ def _carry_out(
     with contextlib.suppress(_NothingToListError):
         made = log.commit(f"prune/{session}", Change("prune", adds, session=session))
         shown(made)
-    pinned = read_pins(storage)  # again: what was pinned before the commit was made and after it was drafted
+    pinned = read_pins(storage)  # again: pins may have come after the draft and before the commit
     keys = [one.key for one in going]
     errors = storage.delete_many(
         _members(storage, [key for key in keys if key not in pinned]),
@@ -237,7 +237,7 @@ def _carry_out(
 
 
 def _members(storage: Storage, keys: Collection[str]) -> Iterator[str]:
-    """The objects; of a shard that is a directory those in it."""
+    """The objects to delete: for a shard that is a directory, the objects in it."""
     for key in keys:
         if key.endswith(".zarr"):
             yield from (one.key for one in storage.scan(key))

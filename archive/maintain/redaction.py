@@ -1,8 +1,8 @@
-"""Redaction: a forgetting after which nothing that is retained holds anything of some episodes, and what stands in its
-way: tables, staged objects and journals that would still lead to something of them.
+"""Redaction: a forgetting after which nothing that is retained holds anything of some episodes; and its obstacles:
+tables, staged objects and journals that would still lead to them.
 
-Shards that hold their steps beside those of others are written anew without them. All is put before the one commit that
-names it: killed before that, nothing has changed, and what was put is what a crash leaves behind.
+Shards that hold their steps beside those of others are rewritten without them. All is put before the one commit that
+names it: after a kill before that nothing has changed, and what was put is like what a crash leaves behind.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ if TYPE_CHECKING:
 
 MAX_NAMED = 10  # checkpoints that a sentence names
 _AT_ONCE = 32  # objects of journals in memory
-_SHARDS_AT_ONCE = 16  # that are looked into
+_SHARDS_AT_ONCE = 16  # shards that are read
 _RESAVE = "save another checkpoint, with other columns if it borrows these, and let go of those named by keep="
 _REMOVE = f"remove the episodes from the buffer, {_RESAVE}"
 _COPY = "copy the other episodes to another archive by resharding.filter(..., copy=True), and delete this one"
 _END = "save a checkpoint without them, or open another writer of their run, which ends that session"
-_COMPANION = "%places"  # of an array: the one with as many rows, where that is not one a step
+_COMPANION = "%places"  # suffix of the array with an array's row counts, if not one row a step
 
 
 class Redaction:
-    """Takes the steps of episodes out of their shards. layout: of the shards that are written."""
+    """The removal of episodes' steps from their shards. layout: of the shards that are written."""
 
     def __init__(self, storage: Storage, layout: str, ids: Collection[str]) -> None:
         self._storage = storage
         self._layout = layout
         self._ids = frozenset(ids)
-        self._written: tuple[list[Any], list[Location], FileRef] | None = None  # where steps were, and are
+        self._written: tuple[list[Any], list[Location], FileRef] | None = None  # old and new places of steps
         self._found: tuple[Snapshot, tuple[_Stored, _Stored]] | None = None
 
     def applied(self, decision: Decision, *, is_dry: bool) -> Decision:
-        """The decision with the steps of others elsewhere, which are written once, however often it is asked for;
-        ConflictError if they are no longer those that were written. is_dry: nothing is written."""
+        """The decision with the steps of others at new places. They are written once, however often this is called;
+        ConflictError if they are no longer the ones that were written. is_dry: nothing is written."""
         some = [one for one in self._stored(decision) if len(one.rows)]
         if not some:
             return decision
@@ -74,14 +74,14 @@ class Redaction:
         before, places, chunks = written
         if before != where:
             raise ConflictError(
-                f"steps at {self._storage.url} were moved or added while a redaction wrote others anew; nothing was "
+                f"steps at {self._storage.url} were moved or added while a redaction rewrote others; nothing was "
                 "committed: plan again"
             )
         left = iter(places)
         return replace(decision, moved={one.kind: one.moved(left) for one in some}, chunks=chunks)
 
     def told(self, decision: Decision, made: Draft | None) -> Redacted:
-        """The extent of it, and what stands in its way. made: the commit; None where nothing goes."""
+        """The extent of the redaction, and its obstacles. made: the commit; None where nothing goes."""
         segments, late = self._stored(decision)
         shards = segments.shards | late.shards
         size = sum(made.gone.get(key, 0) for key in shards) if made is not None else 0
@@ -94,13 +94,13 @@ class Redaction:
         return self._found[1]
 
 
-# -- what must go ------------------------------------------------------------------------------------------------------
+# -- shards that must go -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """Shards that must go, and what is stored in them of others: rows of a table, and the steps of theirs that stay, as
-    pieces, in order.
+    """Shards that must go, and the steps of others in them: rows of a table, and their steps that stay, as ranges, in
+    order.
 
     source: the rows of the table as segments, to be read from.
     """
@@ -114,12 +114,12 @@ class _Stored:
 
     @property
     def where(self) -> list[Any]:
-        """The place of each piece now."""
+        """The place of each range now."""
         rows = self.table.select(WHERE).take(self.pieces.stream).to_pylist()
         return list(zip(rows, self.pieces.lo.tolist(), self.pieces.hi.tolist(), strict=True))
 
     def moved(self, places: Iterator[Location]) -> pa.Table:
-        """The table with the pieces at the next of these places instead of the rows that they are of."""
+        """The table with the ranges at the next of these places, in place of their rows."""
         spans = zip(*(getattr(self.pieces, name).tolist() for name in ("stream", "lo", "hi")), strict=True)
         rows = self.table.take(self.pieces.stream).to_pylist()
         new = [(at, relocation.cut(row, lo, hi) | next(places)) for row, (at, lo, hi) in zip(rows, spans, strict=True)]
@@ -127,7 +127,7 @@ class _Stored:
 
 
 def _segments(decision: Decision) -> _Stored:
-    """The shards of rows that go, and those with leavings of such or that name them; rows of others lie there whole."""
+    """The shards of rows that go, and those that name or still hold parts of such; rows of others are in them whole."""
     import pyarrow as pa
 
     table = decision.snapshot.columns(tables.schema("segments").names)
@@ -139,11 +139,11 @@ def _segments(decision: Decision) -> _Stored:
     return _Stored("segments", table, decision.snapshot, frozenset(gone), rows, pieces)
 
 
-# -- late fields -------------------------------------------------------------------------------------------------------
+# -- derived columns ---------------------------------------------------------------------------------------------------
 
 
 def _late(decision: Decision) -> _Stored:
-    """The rows of the late table that are of steps that go, or lie in shards with such."""
+    """The rows of the late table for steps that go, or in shards with such steps."""
     table = tablefiles.load(decision.snapshot.storage, "late", decision.parent.files("late"))
     source = _as_segments(table, decision)
     over = overlaps(table, decision.snapshot.take(decision.gone, STRETCH))
@@ -159,18 +159,18 @@ def _late(decision: Decision) -> _Stored:
 
 
 def _as_segments(late: pa.Table, decision: Decision) -> Snapshot:
-    """The late table as if it were the segments table: its rows say by the same columns where steps lie."""
+    """The late table in the form of the segments table: the same columns say where steps are stored."""
     names = [name for name in tables.schema("segments").names if name in late.column_names]
     rows = tables.from_columns("segments", {name: late[name].to_pylist() for name in names})
     return Snapshot.of(decision.snapshot.storage, decision.parent, rows)
 
 
-# -- shards with rows that no segment names: of what was forgotten, or what a compaction moved elsewhere ---------------
+# -- shards with rows that no segment names, after a forgetting or a compaction ----------------------------------------
 
 
 def _leavings(decision: Decision) -> set[str]:
-    """Shards of kept rows, written by the sessions of rows that go or by compactions, that hold more than rows say:
-    maybe steps of an episode of which no row says so any more."""
+    """Shards of kept rows, written by the sessions of rows that go or by compactions, that hold more than their rows:
+    maybe steps of an episode that no row names any more."""
     import pyarrow as pa
 
     table = decision.snapshot.columns(["shard", "session"])
@@ -186,7 +186,7 @@ def _leavings(decision: Decision) -> set[str]:
 
 
 def _with_more(snapshot: Snapshot, rows: Ints) -> set[str]:
-    """The shards of these rows, which are all that there are of them, with an array of more rows than they say."""
+    """The shards of these rows that have an array with more rows than all of these together."""
     segments, shards = Segments(snapshot, rows), Shards(snapshot)
     shards.load_indexes(segments, list(range(len(segments.shards))))
     steps: Counter[str] = Counter()
@@ -205,7 +205,7 @@ def _with_more(snapshot: Snapshot, rows: Ints) -> set[str]:
     return {shard for shard, found in zip(segments.shards, more, strict=True) if found}
 
 
-# -- what stands in its way -------------------------------------------------------------------------------------------
+# -- obstacles ---------------------------------------------------------------------------------------------------------
 
 
 def _obstacles(
@@ -238,7 +238,7 @@ def _obstacles(
 
 
 def _in_tag(storage: Storage, head: Commit, tag: Tag, mentions: _Mentions) -> bool:
-    """True if what a tag retains leads to them."""
+    """True if the objects that a tag retains lead to them."""
     target = read_of(storage, tag.commit, head)
     if mentions.in_tables(target):
         return True
@@ -252,7 +252,7 @@ def _in_tag(storage: Storage, head: Commit, tag: Tag, mentions: _Mentions) -> bo
 
 
 def _in_checkpoints(storage: Storage, decision: Decision, made: Draft, mentions: _Mentions) -> Iterator[str]:
-    """Checkpoints that stay whose staged objects name them, or which only tables of before serve, where those do."""
+    """Checkpoints that stay whose staged objects or earlier tables (where only those serve them) name the episodes."""
     number = decision.parent.number + 1
     earlier = {commit: manifest or commit for commit, manifest in made.places if manifest != number}
     serving = {one.number: one for one in commits.read_all(storage, earlier.values(), decision.parent)}
@@ -265,7 +265,7 @@ def _in_checkpoints(storage: Storage, decision: Decision, made: Draft, mentions:
 
 
 def _checkpoints(decision: Decision, numbers: Iterable[int]) -> str:
-    """Their names and commits; a compaction publishes one again, under another number."""
+    """The names and commits of checkpoints; a compaction publishes one again, under another number."""
     records = {number: decision.known[number].checkpoint for number in numbers}
     return _listed([f"{'' if one is None else one.name} (commit {number})" for number, one in records.items()])
 
@@ -279,7 +279,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 class _Mentions:
-    """Looks for ids of episodes, and for shards in which their steps lie."""
+    """A search for ids of episodes, and for the shards of their steps."""
 
     def __init__(self, storage: Storage, ids: Set[str], shards: Set[str]) -> None:
         self._storage = storage
@@ -288,11 +288,11 @@ class _Mentions:
         self._known: dict[str, bool] = {}  # file of a table, or staged object -> whether it mentions them
 
     def in_tables(self, commit: Commit) -> bool:
-        """True if a row of the tables that a commit names is of them, or lies in these shards."""
+        """True if a row of the tables that a commit names is of the episodes, or is stored in these shards."""
         return any(self._in_file(kind, ref) for kind in LISTED for ref in commit.files(kind))
 
     def in_staged(self, commit: Commit) -> bool:
-        """True if the staged objects of a checkpoint, or those that it borrows columns from, name them."""
+        """True if the staged objects of a checkpoint, or those that it borrows columns from, name the episodes."""
         record = commit.checkpoint
         if record is None:
             return False
@@ -317,8 +317,7 @@ class _Mentions:
 
 
 def _values(file: Part) -> Iterator[Any]:
-    """The values that a staged object has in JSON: of open episodes, attributes, progress, what was not consumed,
-    states."""
+    """The JSON values in a staged object: of open episodes, attributes, progress, unconsumed items, states."""
     index = file.index
     yield from ([*one.open_episodes.values()] for one in index.buffers.values())
     yield from (dict(one.skeleton) for one in index.states.values())
@@ -329,7 +328,7 @@ def _values(file: Part) -> Iterator[Any]:
 
 
 def _says(value: Any, ids: Set[str]) -> bool:
-    """True if a string anywhere in it, also a key, is one of the ids."""
+    """True if a string anywhere in the value, keys included, is one of the ids."""
     if isinstance(value, str):
         return value in ids
     if isinstance(value, Mapping):
@@ -341,8 +340,8 @@ def _says(value: Any, ids: Set[str]) -> bool:
 
 
 def _journals_naming(decision: Decision) -> set[str]:
-    """The objects of journals with kept rows that name an episode whose rows go: in rows that end it, rows of ledgers,
-    or attributes. Those of sessions that may have heard of it are read."""
+    """The journal objects with kept rows that name a removed episode: in rows that end it, rows of ledgers, or
+    attributes. Only objects of sessions that may have known the episode are read."""
     import pyarrow as pa
 
     table = decision.snapshot.columns(["shard", "session", "episode_id"])
@@ -354,7 +353,7 @@ def _journals_naming(decision: Decision) -> set[str]:
 
 
 def _hearing(branches: Branches, sessions: Iterable[str]) -> set[str]:
-    """These sessions, and those that went on from them: what is in a buffer is spoken of later, too."""
+    """These sessions, and those that went on from them: later sessions may name what is in a buffer."""
     out = set(sessions)
     for session, origin in branches.origins.items():  # in the order in which they were opened
         if origin.session in out:
@@ -363,7 +362,7 @@ def _hearing(branches: Branches, sessions: Iterable[str]) -> set[str]:
 
 
 def _naming(storage: Storage, keys: Iterable[str], ids: Set[str]) -> set[str]:
-    """The objects among these that name one of the episodes, or are damaged: nobody knows what these say."""
+    """The objects among these that name one of the episodes, or are damaged: their content is unknown."""
     out, wanted = set(), sorted(keys)
     for at in range(0, len(wanted), _AT_ONCE):
         some = wanted[at : at + _AT_ONCE]

@@ -1,5 +1,5 @@
-"""Steps that are stored anew: read in batches in the form that is stored, packed into shards close together, and the
-rows that say where they are from then on."""
+"""Moving steps to new shards: they are read in batches in stored form, and packed close together; rows name their new
+place."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 READ_BYTES = 64 * 1024 * 1024
-WHERE = (*STRETCH, "shard", "start")  # which steps a row has, and where they are stored
+WHERE = (*STRETCH, "shard", "start")  # the steps of a row, and their place
 
-Location = dict[str, Any]  # the columns of a row that say where its steps are stored
+Location = dict[str, Any]  # the columns of a row that name the place of its steps
 
 
 def write(
     storage: Storage, layout: str, session: str, groups: Sequence[tuple[Snapshot, Steps]]
 ) -> tuple[list[Location], FileRef]:
-    """Write groups of pieces, each group to shards of its own: the place of each piece, one group after the other, and
-    the file with the chunk rows of these shards.
+    """Write groups of ranges of steps, each group to shards of its own: the new place of each range, group by group,
+    and the file with the chunk rows of these shards.
 
-    The pieces are of rows of the snapshot's table; the number of a group is in the names of its shards, where a
+    The ranges are of rows of the snapshot's table; the number of a group is in the names of its shards, where a
     writer's have its rank.
     """
     found = [_written(snapshot, layout, session, pieces, n) for n, (snapshot, pieces) in enumerate(groups)]
@@ -42,7 +42,7 @@ def write(
 
 
 def cut(row: Mapping[str, Any], lo: int, hi: int) -> dict[str, Any]:
-    """A row of the segments or late table cut to its steps [lo, hi)."""
+    """A row of the segments or late table, limited to its steps [lo, hi)."""
     out = dict(row) | {name: row[name] + lo for name in ("position", "start", "episode_start") if name in row}
     if row.get("weights") is not None:
         out["weights"] = tables.weights_of(row, lo, hi)
@@ -73,7 +73,7 @@ def _written(
 
 
 def _shards(blocks: Iterable[Block]) -> Iterator[list[Block]]:
-    """Blocks of one schema together, as many as a shard takes."""
+    """Groups of blocks of one schema, as many as a shard takes."""
     pending: dict[str, list[Block]] = {}
     size: dict[str, int] = {}
     for block in blocks:
@@ -88,12 +88,12 @@ def _shards(blocks: Iterable[Block]) -> Iterator[list[Block]]:
 
 
 def _blocks(snapshot: Snapshot, pieces: Steps) -> Iterator[Block]:
-    """The steps of each piece, read in batches."""
+    """The steps of each range, read in batches."""
     reader, spans = Reader(snapshot).as_written(), Spans.of_each(pieces.stream, pieces.lo, pieces.hi)
     view, counts = reader.shown(spans), pieces.length.tolist()
     for start, stop in sizes.runs(reader.sizes(spans), READ_BYTES):
         found = reader.read_stored(spans.pick(np.arange(start, stop)))
         for number, code, data in zip(range(start, stop), view.code[start:stop], found, strict=True):
-            one = np.array([number])  # pieces stay in order: each is an env row of its own
+            one = np.array([number])  # ranges stay in order: each is an env row of its own
             runs = Steps(one, np.zeros_like(one), np.array([counts[number]]), episode=one)
             yield owned(Block(view.schemas[code], data, weighed(runs), whole=True))

@@ -1,5 +1,5 @@
-"""What a forgetting is asked for, and which checkpoints stay, each with its reasons: what the policy wants, and what is
-protected from any policy."""
+"""The request of a forgetting, and the checkpoints that stay, each with its reasons: the policy, and protection from
+any policy."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Reasons = dict[int, list[str]]  # commit -> why it stays
 
 @dataclass(frozen=True)
 class ForgetRequest:
-    """A request: which checkpoints are to stay (None: all), and which episodes may go.
+    """A request: the retention of checkpoints (None: all stay), and the episodes that may go.
 
-    episodes: "unreferenced", "superseded" or None; where and ids narrow it, and say it by themselves where it is None.
-    run: nothing of other runs may go.  anyhow: a policy that wants none of the checkpoints leaves what is protected.
+    episodes: "unreferenced", "superseded" or None; where and ids narrow it, or select by themselves where it is None.
+    run: nothing of other runs may go.  anyhow: a policy that retains no checkpoint leaves what is protected.
     redact: nothing of these episodes may be left.
     """
 
@@ -56,21 +56,21 @@ class ForgetRequest:
 
 
 def asked(keep: Any, episodes: Any, where: Any, ids: Any, run: Any, *, redact: bool) -> ForgetRequest:
-    """The request that these arguments make; UsageError where that is nothing, or makes no sense."""
+    """The request that these arguments make; UsageError if they are empty or contradict each other."""
     if redact and (ids is None or any(given is not None for given in (episodes, where, run))):
         raise UsageError(
-            "redact=True takes all that there is of some episodes: give their ids=[...], and keep= at most, not "
+            "redact=True removes all that there is of some episodes: give their ids=[...], and keep= at most, not "
             "episodes=, where= or run="
         )
     if keep is not None and not isinstance(keep, Keep):
         raise UsageError(f"keep={keep!r}: {_REMEDY}")
     if keep == Keep():
-        raise UsageError(f"keep=Keep() says nothing of what stays: {_REMEDY}")
+        raise UsageError(f"keep=Keep() retains nothing: {_REMEDY}")
     if episodes not in (None, UNREFERENCED, SUPERSEDED):
         raise UsageError(f"episodes={episodes!r}: give {UNREFERENCED!r}, {SUPERSEDED!r} or None; {_REMEDY}")
     found = ForgetRequest(keep, episodes, where, None if ids is None else _names(ids), run, redact=redact)
     if keep is None and not found.lets_episodes_go:
-        raise UsageError(f"nothing was said of what is to be forgotten: {_REMEDY}")
+        raise UsageError(f"forget() needs keep=, episodes=, where= or ids=: {_REMEDY}")
     return found
 
 
@@ -81,13 +81,13 @@ def _names(ids: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-# -- what the policy wants ---------------------------------------------------------------------------------------------
+# -- the policy --------------------------------------------------------------------------------------------------------
 
 
 def fates(storage: Storage, head: Commit, asked: ForgetRequest) -> list[CheckpointFate]:
     """The fate of each checkpoint, oldest first.
 
-    UsageError for a policy that wants none of them: it would leave only what is protected. NotFoundError for a run that
+    UsageError for a policy that retains none: it would leave only what is protected. NotFoundError for a run that
     is not there.
     """
     rows = tablefiles.load(storage, "checkpoints", head.files("checkpoints"), (*_TOLD, "metrics")).to_pylist()
@@ -98,7 +98,7 @@ def fates(storage: Storage, head: Commit, asked: ForgetRequest) -> list[Checkpoi
         )
     if asked.keep is not None:
         clock = read_clock(storage, asked.keep)
-        for run in dict.fromkeys(row["run"] for row in rows):  # each by itself: one cannot push out another's
+        for run in dict.fromkeys(row["run"] for row in rows):  # each run by itself: one cannot push out another's
             mine = [row for row in rows if row["run"] == run]
             wanted = {row["commit"]: [OTHER_RUN] for row in mine}
             if asked.run in (None, run):
@@ -118,16 +118,16 @@ def _check_wants(rows: list[Row], asked: ForgetRequest, reasons: Reasons) -> Non
         whole = any(row["whole"] for row in meant)
         remedy = "add last=1, or see by arc.checkpoints.table which steps and metrics they have"
         raise UsageError(
-            f"{asked.keep} wants none of the {len(meant)} checkpoints, so that all would go but what is protected: "
-            + (remedy if whole else "none of them is whole, so let go of episodes alone, without keep=")
+            f"{asked.keep} retains none of the {len(meant)} checkpoints, so that all would go but what is protected: "
+            + (remedy if whole else "none of them is whole, so forget episodes alone, without keep=")
         )
 
 
-# -- what is protected -------------------------------------------------------------------------------------------------
+# -- protection --------------------------------------------------------------------------------------------------------
 
 
 def _newest(rows: list[Row], head: Commit) -> Iterator[tuple[int, str]]:
-    """The newest whole one of each run, the newest with its buffers, and partial ones that are newer."""
+    """The newest whole checkpoint of each run, the newest with its buffers, and newer partial ones."""
     newest: dict[str, int] = {}
     for run, entry in head.runs.items():
         for name, mark in entry.marks.items():
@@ -143,7 +143,7 @@ def _newest(rows: list[Row], head: Commit) -> Iterator[tuple[int, str]]:
 
 
 def _resumed(storage: Storage, rows: list[Row], head: Commit) -> Iterator[tuple[int, str]]:
-    """The checkpoint that each run's newest session went on from, as long as it has no whole one with buffers of its
+    """The checkpoint that each run's newest session went on from, as long as that has no whole one with buffers of its
     own."""
     for run, entry in head.runs.items():
         origin = entry.resumed_from

@@ -1,7 +1,7 @@
-"""What stays of an archive as of a commit when it lets go: its checkpoints, rows of its segments table, and how the
-episodes fare, in groups.
+"""The survivors of a forgetting, as of a commit: checkpoints, rows of the segments table, and the fate of the episodes,
+in groups.
 
-An episode that stays has all that makes it up as of now, and all that a checkpoint that stays has of it.
+An episode that stays keeps all of its present steps, and all that a checkpoint which stays has of it.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _AT_ONCE = 16  # staged objects
 
 @dataclass(frozen=True)
 class Decision:
-    """A decision what stays of an archive as of a commit: its checkpoints, and the rows of its segments table.
+    """A decision on what stays of an archive as of a commit: its checkpoints, and the rows of its segments table.
 
-    known: the commits of the checkpoints that stay, by number.  episodes: all of them, in groups.  episodes_gone: how
-    many go.  protected: why some stay that were asked for, but for what checkpoints hold.  moved: the segments and late
-    tables, where steps lie elsewhere from then on, as the chunk rows in `chunks` say.
+    known: the commits of the checkpoints that stay, by number.  episodes: all of them, in groups.  episodes_gone: the
+    number that goes.  protected: why some requested ones stay, checkpoints aside.  moved: the segments and late
+    tables, where steps have new places, as the chunk rows in `chunks` say.
     """
 
     snapshot: Snapshot
@@ -88,7 +88,7 @@ class Decision:
 
 
 def decide(storage: Storage, parent: Commit, asked: ForgetRequest) -> Decision:
-    """The decision what stays and what goes, as of a commit. NotFoundError for a run or an id that is not there."""
+    """The decision, as of a commit. NotFoundError for a run or an id that is not there."""
     every = fates(storage, parent, asked)
     marks = {mark.commit for entry in parent.runs.values() for mark in entry.marks.values()}
     kept = commits.read_all(storage, marks | {one.commit for one in every if one.stays}, parent)
@@ -108,7 +108,7 @@ class _ByEpisode:
         self.current: Mask = self.index.episode_of_row >= 0
 
     def marked(self, rows: Mask | Ints) -> Mask:
-        """A mask of the episodes that any of these rows is of."""
+        """Mask of the episodes that have any of these rows."""
         out = np.zeros(len(self.names), bool)
         out[self.code[rows]] = True
         return out
@@ -127,7 +127,7 @@ def _text(snapshot: Snapshot, name: str) -> pa.ChunkedArray:
 def _decided(
     snapshot: Snapshot, asked: ForgetRequest, every: Sequence[CheckpointFate], known: Mapping[int, Commit]
 ) -> Decision:
-    """The decision with these checkpoints kept."""
+    """The decision that keeps these checkpoints."""
     rows = _ByEpisode(snapshot)
     if not asked.lets_episodes_go:
         stays, nobody = np.ones(len(rows.code), bool), np.zeros(len(rows.names), bool)
@@ -149,8 +149,8 @@ def _decided(
 
 
 def rows_held(snapshot: Snapshot, commit: Commit) -> Ints:
-    """The rows that hold what is live in a checkpoint, and the rest of their episodes; none where only tables of an
-    earlier commit have them, to which an earlier forgetting left it."""
+    """The rows that hold live steps of a checkpoint, and the other rows of their episodes; none where only tables of an
+    earlier commit have them, because an earlier forgetting left it to these."""
     if commit.live is None:
         return np.zeros(0, np.int64)
     try:
@@ -160,7 +160,7 @@ def rows_held(snapshot: Snapshot, commit: Commit) -> Ints:
 
 
 def _chosen(rows: _ByEpisode, asked: ForgetRequest) -> Mask:
-    """The episodes that ids, the condition and the run (whose sessions alone wrote them) choose; all without."""
+    """Mask of the episodes selected by ids, condition and run (whose sessions alone wrote them); all without any."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -187,7 +187,7 @@ def _chosen(rows: _ByEpisode, asked: ForgetRequest) -> Mask:
 
 
 def _protected(rows: _ByEpisode, asked: ForgetRequest) -> list[tuple[str, Mask]]:
-    """Why -> episodes all of whose rows stay. Whoever names ids knows which finished rollouts are to be made again."""
+    """Reason -> episodes all of whose rows stay. Ids name finished rollouts that their user means to make again."""
     snapshot = rows.snapshot
     storage, head = snapshot.storage, snapshot.commit
     pins = read_pins(storage)  # of shards with steps, and of files with their chunk rows
@@ -203,8 +203,8 @@ def _protected(rows: _ByEpisode, asked: ForgetRequest) -> list[tuple[str, Mask]]
 
 
 def _running(snapshot: Snapshot) -> Mask:
-    """Rows that a run's newest session wrote after its newest whole checkpoint, those with live steps which that left
-    out, and ends of what it may go on with."""
+    """Rows that a run's newest session wrote after its newest whole checkpoint, those with live steps that the
+    checkpoint left out, and ends of episodes that it may go on with."""
     import pyarrow.compute as pc
 
     session = _text(snapshot, "session")
@@ -224,7 +224,7 @@ def _running(snapshot: Snapshot) -> Mask:
 
 
 def _left_open(snapshot: Snapshot, session: str) -> Ints:
-    """The newest rows of episodes that have not ended, as a session sees them: it may go on with these."""
+    """The newest rows of open episodes, as a session sees them: it may go on with these."""
     import pyarrow.compute as pc
 
     ends = pc.or_(pc.fill_null(snapshot.columns(["last"])["last"], False), _text(snapshot, "reason").is_valid())
@@ -242,7 +242,7 @@ def _newest(snapshot: Snapshot, entry: RunEntry) -> CheckpointRecord | None:
 
 
 def _left_out(snapshot: Snapshot, newest: CheckpointRecord | None) -> Mask:
-    """Rows of which a step is live in the writers of a checkpoint, but not in it: not complete, by `incomplete="drop"`.
+    """Rows with a step that is live in the writers of a checkpoint, but not in it: incomplete, by `incomplete="drop"`.
     The next one may have it again."""
     parts = [] if newest is None else [one for one in newest.ranks if one.left_out]
     if not parts:
@@ -255,7 +255,7 @@ def _left_out(snapshot: Snapshot, newest: CheckpointRecord | None) -> Mask:
 
 def _awaited(storage: Storage, head: Commit) -> Iterator[pa.ChunkedArray]:
     """Ids of episodes that are sealed in a ledger and not trained on: as the newest session of each run sees it, and as
-    one would that goes on from its newest checkpoint (which knows nothing of what was trained on since)."""
+    a session would that goes on from its newest checkpoint (which does not know what was trained on since)."""
     for name in names(storage, head) if head.ledger else ():
         for run, entry in head.runs.items():
             yield of_run(storage, head, name, run).awaited
@@ -272,11 +272,11 @@ def _ledger_at(storage: Storage, head: Commit, name: str, mark: Mark) -> LedgerV
     return LedgerView(storage, head, name, mark.session, record.sequences, trained)
 
 
-# -- what stays is as before -------------------------------------------------------------------------------------------
+# -- survivors are unchanged -------------------------------------------------------------------------------------------
 
 
 def _as_before(rows: _ByEpisode, stays: Mask) -> Mask:
-    """The rows that stay, and all rows of episodes that would be made up of other rows without those that go."""
+    """The rows that stay, and all rows of episodes that would consist of other rows without those that go."""
     if stays.all():
         return stays
     places, snapshot = np.flatnonzero(stays), rows.snapshot
@@ -292,8 +292,8 @@ def _as_before(rows: _ByEpisode, stays: Mask) -> Mask:
 def _groups(
     rows: _ByEpisode, stays: Mask, reasons: Sequence[tuple[str, Mask]], gone: Mask, why: str
 ) -> Iterator[EpisodesFate]:
-    """Groups of episodes, each in one by the first reason that it has; and the rows that go of those that stay. why:
-    others go."""
+    """Groups of episodes, each episode in one, by the first reason that it has; and the rows that go of episodes that
+    stay. why: the reason that others go."""
     length = _plain(rows.snapshot, "length")
     steps = np.bincount(rows.code, length * rows.current, len(rows.names)).astype(np.int64)
     left = ~gone

@@ -1,4 +1,4 @@
-"""Tags: names for commits, given once, which keep what they name from being let go of."""
+"""Tags: names for commits, given once. A tag retains what it names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from archive import tables
 from archive.base import (
     AlreadyExistsError,
-    LetGoError,
+    ExpiredError,
     NotFoundError,
     UsageError,
     cached_property,
@@ -33,7 +33,7 @@ MAX_NAMED = 20  # tags that a message names
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """A name for a commit. checkpoint, run: what was tagged, if a checkpoint was."""
+    """A name for a commit. checkpoint, run: set if a checkpoint was tagged."""
 
     name: str
     commit: int
@@ -47,7 +47,7 @@ COLUMNS = tuple(one.name for one in fields(Tag))
 
 
 class Tags(Mapping[str, Tag]):
-    """The tags of an archive by name, in the order in which they were given. As of one commit."""
+    """The tags of an archive by name, in the order in which they were given, as of one commit."""
 
     def __init__(self, storage: Storage, head: Commit) -> None:
         self._storage = storage
@@ -55,7 +55,7 @@ class Tags(Mapping[str, Tag]):
 
     @cached_property
     def table(self) -> pa.Table:
-        """One row a tag: name, commit, checkpoint, run, by, created_at."""
+        """A table with one row for each tag: name, commit, checkpoint, run, by, created_at."""
         rows = tablefiles.load(self._storage, "tags", self._head.files("tags"))
         return rows.drop_columns(["commit"]).rename_columns(COLUMNS)
 
@@ -95,8 +95,8 @@ class Tags(Mapping[str, Tag]):
 def add(log: CommitLog, name: str, what: Checkpoint | int | None = None, by: str | None = None) -> Commit:
     """Commit a tag for a checkpoint, a commit by its number, or the newest commit; the commit with the tag.
 
-    AlreadyExistsError if there is a tag of that name, NotFoundError if there is no such commit, LetGoError if what it
-    needs was let go of.
+    AlreadyExistsError if there is a tag of that name, NotFoundError if there is no such commit, ExpiredError if
+    something that it needs was forgotten.
     """
     check_name(name)
     if by is not None:
@@ -108,10 +108,10 @@ def add(log: CommitLog, name: str, what: Checkpoint | int | None = None, by: str
 
 
 def check_name(name: str) -> None:
-    """Refuse what would not be told from a commit's number, or not be seen."""
+    """Refuse a name that looks like a commit's number, or is invisible."""
     check_text(name, "a tag's name")
     if not name.strip() or not name.isprintable():
-        raise UsageError(f"the tag {name!r} must have characters that show, and none that do not")
+        raise UsageError(f"the tag {name!r} must have visible characters, and no invisible ones")
     if name.isdigit():
         raise UsageError(f"the tag {name!r} would be taken for a commit's number: give it a letter")
 
@@ -122,7 +122,7 @@ def _added(name: str, number: int | None, by: str | None, parent: Commit, attemp
         there = tags[name]
         what = f"commit {there.commit}" + (f", checkpoint {there.checkpoint!r}" if there.checkpoint else "")
         raise AlreadyExistsError(
-            f"there is a tag {name!r} at {attempt.storage.url} already, for {what}: a tag stays what it is, give "
+            f"there is a tag {name!r} at {attempt.storage.url} already, for {what}: a tag cannot be changed, give "
             "another name"
         )
     row = {"name": name, "by": by, "created_at": datetime.now(UTC)}
@@ -131,8 +131,8 @@ def _added(name: str, number: int | None, by: str | None, parent: Commit, attemp
 
 
 def _named(storage: Storage, parent: Commit, number: int) -> dict[str, Any]:
-    """The row of what the tag names: the commit or, where some of what that led to was let go of since, the newest one,
-    if that still has its checkpoint."""
+    """The row of the tagged commit or, where something that it led to was forgotten since, of the newest commit, if
+    that still has its checkpoint."""
     if not 0 < number <= parent.number:
         raise NotFoundError(f"there is no commit {number} to tag at {storage.url}; the newest is {parent.number}")
     saved = tablefiles.load(storage, "checkpoints", parent.files("checkpoints"), ["commit", "name", "run"])
@@ -141,8 +141,8 @@ def _named(storage: Storage, parent: Commit, number: int) -> dict[str, Any]:
     if parent.let_go is None or number >= parent.let_go:
         return {"target": number, **told}
     if not found:
-        raise LetGoError(
-            f"commit {number} at {storage.url} cannot be tagged: commit {parent.let_go} let go of some of what it "
+        raise ExpiredError(
+            f"commit {number} at {storage.url} cannot be tagged: commit {parent.let_go} forgot some of what it "
             "leads to. Tag one of arc.checkpoints, or a commit from that on; arc.undo() brings back what was forgotten"
         )
     return {"target": parent.number, **told}

@@ -1,4 +1,4 @@
-"""What an archive takes on its store, and what each part of it is there for."""
+"""The space that an archive takes on its store, by purpose."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The room that an archive takes: each object counts once, where it comes first.
+    """The space that an archive takes: each object counts once, where it comes first.
 
-    live: what the newest checkpoint of each run needs, what was journaled since, and the tables of the newest commit.
-    checkpoints: what only other checkpoints and tags need.  forgettable: episodes that no checkpoint holds, as
-    forget(episodes="unreferenced") lets go of.  prunable: what nothing that is retained leads to, as prune() deletes
-    once it is old enough.  other: commits, claims of sessions and the like, which stay.
+    live: objects for the newest checkpoint of each run, journaled since, and tables of the newest commit.
+    checkpoints: objects that only other checkpoints and tags need.  forgettable: episodes that no checkpoint holds;
+    forget(episodes="unreferenced") forgets them.  prunable: objects that nothing retained leads to; prune() deletes
+    them once they are old enough.  other: commits, claims of sessions and the like, which stay.
     """
 
     live: Tally
@@ -49,11 +49,11 @@ class Usage:
 
     @property
     def total(self) -> Tally:
-        """The sum of them."""
+        """The sum of all of these."""
         return sum((getattr(self, name) for name in self.__slots__), Tally())
 
     def to_json(self) -> dict[str, dict[str, int]]:
-        """Bytes and objects, by what they are there for."""
+        """Bytes and objects, by purpose."""
         return asdict(self) | {"total": asdict(self.total)}
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class ArchiveInfo:
-    """A summary of an archive, and what it takes."""
+    """A summary of an archive, and the space that it takes."""
 
     about: Mapping[str, Any]
     usage: Usage
@@ -79,7 +79,7 @@ class ArchiveInfo:
 
 
 def usage(storage: Storage, head: Commit) -> Usage:
-    """The room that the archive takes as of this commit: tables, and one listing of all objects, are read, no data."""
+    """The space that the archive takes as of this commit. Tables and one listing of all objects are read, no data."""
     reach = retained_reach(storage, head).keys
     live, held, tails = _live(storage, head), _held(storage, head), Watermarks.of(head)
     out = dict.fromkeys(Usage.__slots__, Tally())
@@ -91,15 +91,15 @@ def usage(storage: Storage, head: Commit) -> Usage:
         elif key.partition("/")[0] in FOLDERS and not key.endswith(layout.PRUNED):
             if key in reach:
                 reason = "checkpoints" if held.get(key, True) else "forgettable"
-            else:  # where nothing was forgotten, each commit can still be opened
+            else:  # nothing was forgotten, so each commit can still be opened
                 reason = "forgettable" if head.let_go is None else "prunable"
         out[reason] += Tally(found.bytes, 1)
     return Usage(**out)
 
 
 def _live(storage: Storage, head: Commit) -> set[str]:
-    """The objects that the newest checkpoint of each run needs, the tables of the newest commit, and its late
-    fields."""
+    """The objects that the newest checkpoint of each run needs, the tables of the newest commit, and its derived
+    columns."""
     out = Reach(manifests={ref.path for ref in head.files_led_to})
     out.add_rows(tablefiles.load(storage, "late", head.files("late"), ["shard", "chunks"]))
     finds = Walk(storage)
@@ -112,7 +112,7 @@ def _live(storage: Storage, head: Commit) -> set[str]:
 
 
 def _held(storage: Storage, head: Commit) -> dict[str, bool]:
-    """Shards and chunk files of the newest segments table -> whether an episode in them is live in some checkpoint."""
+    """Shards and chunk files of the newest segments table -> True if an episode in them is live in some checkpoint."""
     snapshot = Snapshot(storage, head)
     segments = snapshot.columns([*tables.LOCATING, "chunks"])
     saved = commits.read_all(storage, (number for number, _ in checkpoint_places(storage, head)), head)

@@ -1,5 +1,5 @@
-"""Verifying that what commits promise is there, as it was written, and that tables agree with each other and with what
-they name. Changes nothing."""
+"""Verification that the promises of commits hold: objects are there as they were written, and tables agree with each
+other and with what they name. Changes nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _READ_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is not as a commit says. episodes: some of those that lie in the object."""
+    """One inconsistency between the store and the manifest. episodes: some of the episodes stored in the object."""
 
     object: str
     problem: str
@@ -42,7 +42,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Judged:
-    """A whole checkpoint of a run, and why it cannot be resumed; None: nothing that was looked at is against it."""
+    """A whole checkpoint of a run, and why it cannot be resumed; None: no finding is against it."""
 
     run: str
     name: str
@@ -52,11 +52,11 @@ class Judged:
 
 @dataclass
 class Report:
-    """A report of what was looked at, and what was found wrong.
+    """A report of what was checked, and what is wrong.
 
-    journaled: objects of journals beyond the newest checkpoints.  warnings: what no commit promises, and is lost as it
-    stands.  notes: what no commit names, and would have been.  checkpoints: where something is wrong, of each run the
-    newest, down to the first that is sound.  not_allowed: URL of another archive -> its shards, not looked at.
+    journaled: objects of journals beyond the newest checkpoints.  warnings: losses that break no promise of a commit.
+    notes: objects that no commit names, and what they would have been.  checkpoints: if something is wrong, the
+    newest of each run, down to the first sound one.  not_allowed: URL of another archive -> its shards, not checked.
     """
 
     deep: bool
@@ -79,19 +79,19 @@ class Report:
 
 
 def verify(archive: Any, *, deep: bool = False, progress: Callable[[Report], None] | None = None) -> Report:
-    """Check all commits of an archive, their tables, what their checkpoints staged, that the live steps of each
-    checkpoint are in its tables, that no episode goes on from a branch that a resume left behind, and every shard of
-    the newest: that its first bytes are there or, if `deep`, that every byte is as it was written and every step can be
-    read. Where something was let go of, the tables, checkpoints and shards are those that the newest commit and the
-    tagged ones lead to: what else there was need not be there.
+    """Check all commits of an archive, their tables, the staged objects of their checkpoints, that the live steps of
+    each checkpoint are in its tables, that no episode goes on from a branch that a resume left behind, and every
+    shard of the newest commit: its first bytes must be there or, if `deep`, every byte must be as it was written and
+    every step readable. Where something was forgotten, only tables, checkpoints and shards of the newest commit and
+    the tagged ones are checked; others need not be there.
 
-    So are what the newest sessions of runs have journaled beyond their checkpoints: where it is damaged, what lies
-    beyond cannot be recovered. That breaks no promise of a commit, so it is a warning and no finding.
+    Journals of the runs' newest sessions beyond their checkpoints are checked, too. Where one is damaged, the rest of
+    it cannot be recovered. That breaks no promise of a commit, so it is a warning and no finding.
 
-    What no commit names is noted: a writer that died leaves it, and so does a commit that was removed. Where an object
-    says that its writer had seen a commit which is not there, or is another one, that is a finding.
+    Objects that no commit names are noted: a dead writer leaves some, and so does a removed commit. Where an object
+    names a commit that its writer had seen, and that is missing or another one, that is a finding.
 
-    Shards of other archives are looked at where `allow_bases` permits it; those that it does not are no findings, but
+    Shards of other archives are checked where `allow_bases` permits it; the others are no findings, but
     counted, and the report is not sound then.
     """
     tell = progress or (lambda _: None)
@@ -117,7 +117,7 @@ def verify(archive: Any, *, deep: bool = False, progress: Callable[[Report], Non
 
 
 class _Verification:
-    """Looks at one part of an archive after the other; all that it finds goes into `report`."""
+    """The checks of an archive, part by part; all findings go into `report`."""
 
     def __init__(self, snapshot: Snapshot, deep: bool) -> None:
         self.report = Report(deep)
@@ -127,14 +127,14 @@ class _Verification:
         self._roots = Roots(snapshot.storage, snapshot.commit.base_urls)
         self._history, self._evidence = History(self._storage), Evidence()
         self._known: dict[int, Commit] = {}
-        self._files: set[str] = set()  # looked at, like:
+        self._files: set[str] = set()  # checked already, like:
         self._shards: set[str] = set()
-        # what must be there; None: all that was ever committed
+        # the objects that must be there; None: all that were ever committed
         reach = partial(retained_reach, self._storage, self._head)
         self._reach = None if self._head.let_go is None else self.attempt("the tables", reach)
 
     def attempt(self, name: str, check: Callable[[], T]) -> T | None:
-        """The answer of a check; None, and a finding, if it fails."""
+        """The result of a check; None, and a finding, if it fails."""
         try:
             return check()
         except ArchiveError as e:
@@ -162,7 +162,7 @@ class _Verification:
             before = commit
 
     def at_files(self, commit: Commit) -> None:
-        """The manifest files that a commit names, each once."""
+        """Check the manifest files that a commit names, each once."""
         led_to = commit.tables
         if commit.run_files is not None and self._is_needed(commit.run_files.path):
             led_to = self.attempt(f"the runs of commit {commit.number}", lambda: commit.tables_led_to) or led_to
@@ -176,7 +176,7 @@ class _Verification:
         return self._reach is None or path in self._reach.manifests
 
     def _check_file(self, kind: str, ref: FileRef) -> None:
-        """A file of a table must be one, and hold what the commit that names it says: readers go by that."""
+        """Check that a file is of its table, and has the commits and steps that the commit says: readers rely on it."""
         import pyarrow.compute as pc
 
         rows = tablefiles.load(self._roots, kind, [ref])
@@ -193,7 +193,7 @@ class _Verification:
             )
 
     def at_staged(self, commit: Commit) -> None:
-        """Look at what the ranks staged for the checkpoint of a commit."""
+        """Check what the ranks staged for the checkpoint of a commit."""
         for staged in () if commit.checkpoint is None else commit.checkpoint.ranks:
             if self._reach is not None and staged.key not in self._reach.states:
                 continue
@@ -206,7 +206,7 @@ class _Verification:
                     self.attempt(staged.key, file.check)
 
     def at_claims(self) -> None:
-        """The claims of sessions: each says which commit its writer had seen."""
+        """Check the claims of sessions: each names the commit that its writer had seen."""
         for key in self.attempt("sessions", lambda: sessions.claim_keys(self._storage)) or ():
             claim = self.attempt(key, partial(sessions.read_claim, self._storage, key))
             self._evidence.add(key, None if claim is None else claim.seen)
@@ -214,7 +214,7 @@ class _Verification:
     # -- rows of tables ------------------------------------------------------------------------------------------------
 
     def at_checkpoints(self) -> None:
-        """The live steps of each checkpoint must be in the tables that it is read with."""
+        """Check that the live steps of each checkpoint are in the tables that serve it."""
         places = self.attempt("the checkpoints table", lambda: checkpoint_places(self._storage, self._head)) or ()
         for number, manifest in sorted(places, key=lambda place: place[0]):
             self.attempt(layout.commit_key(number), lambda: self._checkpoint(number, manifest).groups)  # noqa: B023
@@ -223,8 +223,8 @@ class _Verification:
         return Checkpoints(self._storage, self._head, later=self._snapshot.later).at_commit(number, manifest)
 
     def at_episodes(self) -> None:
-        """No episode may be put together from branches that exclude each other, or go on from another one or itself; no
-        rollout of a prompt may be sealed with an episode that is not there."""
+        """Check that no episode joins branches that exclude each other, or goes on from another episode or itself, and
+        that no rollout of a prompt is sealed with a missing episode."""
         table = "the segments table"
         if self.attempt(table, lambda: EpisodeIndex(self._snapshot).chains) is not None:
             for name, problem in self.attempt(table, lambda: list(spliced(self._snapshot))) or ():
@@ -234,7 +234,7 @@ class _Verification:
             self._find(table, problem, (name,))
 
     def _sealed_unknown(self) -> Iterator[tuple[str, str]]:
-        """Episodes without a row of the segments table that a ledger names, and what that says."""
+        """Episodes that a ledger names and the segments table lacks, with a sentence."""
         import pyarrow as pa
 
         columns = ["ledger", "key", "episode_id"]
@@ -250,7 +250,7 @@ class _Verification:
     # -- journals ------------------------------------------------------------------------------------------------------
 
     def at_journals(self) -> None:
-        """Look at what the newest session of each run has journaled since its newest checkpoint."""
+        """Check what the newest session of each run has journaled since its newest checkpoint."""
         for run, entry in (self.attempt("the runs", lambda: {**self._head.runs}) or {}).items():
             if not entry.journal:
                 continue
@@ -272,8 +272,8 @@ class _Verification:
         return (found for table in self._tables_of_shards() for found in self._shards_of(table))
 
     def _tables_of_shards(self) -> Iterator[pa.Table]:
-        """Rows that name the shards to be looked at: of the newest commit and, where something was let go of, those of
-        tagged commits and of checkpoints that earlier tables serve, as far as they are needed."""
+        """Rows that name the shards to check: of the newest commit and, where something was forgotten, of tagged
+        commits and of checkpoints that earlier tables serve, as far as they are needed."""
         table = self.attempt("the segments table", lambda: self._snapshot.columns(_OF_SHARDS))
         late = self.attempt("the late table", self._late)
         yield from (found for found in (table, late) if found is not None)
@@ -284,14 +284,14 @@ class _Verification:
                 yield found.filter(among(found["shard"], self._reach.shards))
 
     def _late(self) -> pa.Table:
-        """Rows of the late table, as if of an episode without a name."""
+        """Rows of the late table, as of an episode without a name."""
         import pyarrow as pa
 
         found = tablefiles.load(self._storage, "late", self._head.files("late"), _OF_SHARDS[1:])
         return found.append_column("episode_id", pa.array(["a late field"] * found.num_rows, pa.string()))
 
     def _others(self) -> list[Commit]:
-        """The commits beside the newest whose tables are needed."""
+        """The other commits whose tables are needed."""
         serving = {manifest or number for number, manifest in checkpoint_places(self._storage, self._head)}
         older = {number for number in serving if number < (self._head.let_go or 0)}
         return [*retained(self._storage, self._head)[1:], *commits.read_all(self._storage, older, self._head)]
@@ -333,14 +333,13 @@ class _Verification:
                 self._find(index.shard, f"{piece.member!r} does not match its checksum", episodes)
 
     def at_contents(self) -> None:
-        """Steps must come out of shards as tables say that they lie there."""
+        """Check that steps can be read from shards as tables say."""
         for shard, name, why in self.attempt("the segments table", lambda: list(self._unreadable())) or ():
             self._find(shard, why, (name,))
 
     def _unreadable(self) -> Iterator[tuple[str, str, str]]:
-        """The first segment in each shard that does not come out of it as tables and schemas say, but for shards of
-        which something is found already: the shard, the episode, and why. All others are read, in runs of bounded
-        size."""
+        """The first segment in each shard that cannot be read as tables and schemas say: the shard, the episode, and
+        why. Shards with a finding are skipped. All others are read, in batches of bounded size."""
         table = self._snapshot.columns(["shard", "length", "episode_id"])
         shards, bad = np.array(table["shard"].to_pylist(), object), {one.object for one in self.report.findings}
         there = [n for n, one in enumerate(shards) if one is not None and self._roots.allows(split_key(one)[0])]
@@ -356,10 +355,10 @@ class _Verification:
                     bad.add(shard)
                     yield shard, table["episode_id"][int(rows[n])].as_py(), why
 
-    # -- what else there is --------------------------------------------------------------------------------------------
+    # -- leftovers -----------------------------------------------------------------------------------------------------
 
     def at_leftovers(self) -> None:
-        """Note what no commit names and, by what all objects say, commits that were there."""
+        """Note objects that no commit names, and commits that objects show to be missing."""
         find = partial(leftovers, self._storage, self._history, self._shards, self._evidence)
         for key, what in self.attempt("what no commit names", find) or ():
             self.report.notes.append(Finding(key, what))
@@ -368,13 +367,13 @@ class _Verification:
             self._find(layout.commit_key(number), problem)
 
     def judged(self) -> Iterator[Judged]:
-        """The newest whole checkpoints of each run, down to the first that nothing found is against."""
+        """The newest whole checkpoints of each run, down to the first without a finding against it."""
         problems = {one.object: one.problem for one in reversed(self.report.findings)}
         left = set(self._head.runs)
         for number, manifest in sorted(checkpoint_places(self._storage, self._head), key=lambda place: -place[0]):
             try:
                 ck = self._checkpoint(number, manifest)
-            except ArchiveError:  # of its commit there is a finding
+            except ArchiveError:  # its commit has a finding
                 continue
             if ck.run not in left or not ck.whole:
                 continue
@@ -385,7 +384,7 @@ class _Verification:
 
 
 def _against(ck: Checkpoint, problems: dict[str, str]) -> str | None:
-    """The first problem of something that a checkpoint needs."""
+    """The first problem of an object that a checkpoint needs."""
     own, serving = ck.commit, ck.served_by
     files = [*serving.files("segments"), *serving.files("branches"), *([own.live] if own.live else [])]
     keys = [layout.commit_key(ck.number), *(one.key for one in ck.record.ranks), *ck.record.borrowed]
@@ -401,12 +400,12 @@ def _against(ck: Checkpoint, problems: dict[str, str]) -> str | None:
 
 
 def _why(reader: Reader, spans: Spans, numbers: range) -> str | None:
-    """Why these steps, as they were written and with what was added to them, cannot be read; None: they can."""
+    """Why these steps, with their derived columns, cannot be read; None: they can."""
     some = spans.pick(np.array(numbers))
     try:
         reader.read_stored(some)
         if reader.snapshot.later.head.late:
-            with suppress(FieldError):  # fields that were added to some of them only, or of another kind
+            with suppress(FieldError):  # derived columns of some of them only, or of another kind
                 reader.read(some, Selection(missing="skip"))
     except ArchiveError as e:
         return str(e)
@@ -414,8 +413,8 @@ def _why(reader: Reader, spans: Spans, numbers: range) -> str | None:
 
 
 def spliced(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
-    """Episodes with a segment that goes on from one which its session has never seen, as another branch wrote it; and
-    what is wrong with each. What a session goes on from is recorded when it is opened."""
+    """Episodes with a segment that goes on from one which its session has never seen, because another branch wrote it;
+    and what is wrong with each. Origins are recorded when a session is opened."""
     known = snapshot.branches
     if not known:
         return

@@ -1,4 +1,4 @@
-"""What a process does, for who looks at it from outside: operations come in; metrics, spans and their text go out.
+"""Observation of a process from outside. Operations come in; metrics, spans and log lines go out.
 
 Costs next to nothing where nobody looks: a few sums in memory, and no span without a provider of OpenTelemetry."""
 

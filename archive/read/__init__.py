@@ -1,4 +1,4 @@
-"""Reading: steps and names of fields come in; arrays go out, each chunk read once and compared with its
+"""Reading. Steps and names of fields come in; arrays go out, each chunk read once and compared with its
 checksum."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which episodes are meant, of an archive or a checkpoint: their steps as parts of segments, their columns."""
+"""Selected episodes of an archive or a checkpoint: their steps as ranges of segments, and their columns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Attributes(Protocol):
 
 
 class Chosen:
-    """Some episodes, in order, by their numbers in the index; what is live of them, where they are a checkpoint's."""
+    """An ordered selection of episodes. For a checkpoint, limited to its live steps."""
 
     def __init__(
         self, reader: Reader, index: EpisodeIndex, chosen: Ints | None = None, live: Spans | None = None,
@@ -41,33 +41,33 @@ class Chosen:
 
     @cached_property
     def numbers(self) -> Ints:
-        """Their numbers in the index of all episodes."""
+        """The episodes' numbers in the index of all episodes."""
         return np.arange(len(self.episode_index)) if self._given is None else self._given
 
     def __len__(self) -> int:
         return len(self.episode_index) if self._given is None else len(self._given)
 
     def pick(self, places: Ints) -> Self:
-        """The same of the episodes at these places."""
+        """The selection of the episodes at these places."""
         live = None if self._live is None else self._live.pick(places)
         return type(self)(self.reader, self.episode_index, self.numbers[places], live, self._attributes)
 
     def columns(self, names: Sequence[str]) -> pa.Table:
-        """Some columns of the table, one row an episode; no data is read."""
+        """Some columns of the table, one row for each episode; no data is read."""
         table = self.episode_index.table(names)
         if self._given is not None:
             table = table.take(arrow(self._given))
         return table if self._live is None else _cut_to(table, self.episode_index, self.numbers, self._live)
 
     def lengths(self) -> Ints:
-        """Steps of each (live steps, of a checkpoint's)."""
+        """The number of steps of each episode (live steps, for a checkpoint)."""
         if self._live is not None:
             return self._live.lengths()
         out: Ints = numbers(self.episode_index.column("length"))[self.numbers]
         return out
 
     def step_spans(self) -> Spans:
-        """The rows of the segments table that hold the steps of each, and which steps of them."""
+        """The rows of the segments table that hold the steps of each episode, and the range of steps in each."""
         if self._live is not None:
             return self._live
         length = numbers(self.reader.snapshot.columns(["length"])["length"])
@@ -75,8 +75,8 @@ class Chosen:
         return Spans(offsets, rows, np.zeros(len(rows), np.int64), length[rows])
 
     def spans(self) -> Spans:
-        """The steps of each to read, and spans without steps for those of its other segments in which more may
-        lie than their steps."""
+        """The steps of each episode to read, and empty spans for its other segments that may hold more than their
+        steps."""
         if self._live is None:
             return self.step_spans()
         offsets, rows = self._chains()
@@ -85,12 +85,12 @@ class Chosen:
 
     @property
     def schema_texts(self) -> list[str]:
-        """The distinct schemas of their steps, late fields among the others; no data is read."""
+        """The distinct schemas of their steps, with derived columns; no data is read."""
         return self.reader.schema_texts(self.episode_index.chains.rows_of(self.numbers))
 
     def weights(self) -> pa.Table:
-        """A row a step of one episode after the other: the weights that made it, and the update count; null where that
-        is not known. Reads no data."""
+        """One row for each step, episode by episode: the weights that made it, and the update count; null where
+        unknown. Reads no data."""
         import pyarrow as pa
 
         spans, uuids, counts = self.step_spans(), [], []
@@ -103,14 +103,14 @@ class Chosen:
         return pa.table(columns)
 
     def _chains(self) -> tuple[Ints, Ints]:
-        """The rows of the segments table of each, oldest first, end to end, and where those of each begin."""
+        """The rows of the segments table of each episode, oldest first, end to end, and the start of each episode."""
         chains = self.episode_index.chains
         counts = np.diff(chains.offsets)[self.numbers]
         return np.append(0, np.cumsum(counts)), chains.rows_of(self.numbers)
 
 
 def _with_others(live: Spans, offsets: Ints, rows: Ints, beside: Bools) -> Spans:
-    """Live spans, and spans without steps of those `rows` of the same episodes that are `beside` them, in order."""
+    """Live spans, and empty spans for those `rows` of the same episodes that are `beside` them, in order."""
     span = int(max(rows.max(initial=0), live.rows.max(initial=0))) + 1
     episode = np.repeat(np.arange(len(live)), np.diff(offsets))
     chained, present = episode * span + rows, live.episode * span + live.rows
@@ -129,7 +129,7 @@ def _with_others(live: Spans, offsets: Ints, rows: Ints, beside: Bools) -> Spans
 
 
 def _cut_to(table: pa.Table, index: EpisodeIndex, chosen: Ints, live: Spans) -> pa.Table:
-    """The table with the live steps' number as length; an episode that lost steps is not complete."""
+    """The table with the number of live steps as length; an episode that lost steps is not complete."""
 
     lengths = live.lengths()
     if "complete" in table.column_names:

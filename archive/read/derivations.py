@@ -1,4 +1,4 @@
-"""Reading steps together with fields derived from them: what a derivation needs beyond a window,
+"""Reading steps with fields derived from them: the steps around a window that a derivation needs,
 and no more."""
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from archive.read.selection import Selection
 
 
 class Bounds:
-    """The surroundings of each step of some episodes: the steps around it that follow one another in time, and how its
-    episode ended.
+    """The surroundings of each step of some episodes: the steps around it without a gap in time, and the end of its
+    episode.
 
-    All steps of an episode do, but for a checkpoint's, of which some may have left the buffer.
+    An episode has no gaps, except in a checkpoint, where some steps may have been evicted.
     """
 
     def __init__(self, episodes: Chosen) -> None:
@@ -33,13 +33,13 @@ class Bounds:
         self.lengths = lengths
 
     def around(self, numbers: Ints, steps: Ints) -> tuple[Ints, Ints]:
-        """For step steps[i] of episode numbers[i], the steps [begin, stop) of the episode that it stands among."""
+        """The steps [begin, stop) of the episode around step steps[i] of episode numbers[i], without a gap."""
         first = self.first[numbers]
         run = group_of(self.run_starts, first + steps)
         return self.run_starts[run] - first, self.run_stops[run] - first
 
     def reach(self, derivation: Derivation, numbers: Ints, starts: Ints, stops: Ints) -> tuple[Ints, Ints]:
-        """The steps [lo, hi) that deriving for steps [starts, stops) takes."""
+        """The steps [lo, hi) that deriving for steps [starts, stops) needs."""
         some = stops > starts
         lo, hi = starts.copy(), stops.copy()
         n, a, b = numbers[some], starts[some], stops[some]
@@ -89,8 +89,8 @@ def read(
 def read_all(
     episodes: Chosen, selection: Selection, derive: Any, out: Any = None, start: int = 0, stop: int | None = None
 ) -> list[dict[str, Any]]:
-    """Read steps [start, stop) of each episode, as of a slice, with derived fields. UsageError where these are to go
-    into memory of the caller's."""
+    """Read steps [start, stop) of each episode, like a slice, with derived fields. UsageError with memory of the
+    caller's."""
     if out is not None:
         raise UsageError(
             "out= is for fields as they are stored; read with out= first, and derive= in a call of its own"
@@ -101,8 +101,7 @@ def read_all(
 
 
 def _runs(episodes: Chosen, lengths: Ints) -> tuple[Ints, Bools]:
-    """The beginnings of runs of steps that follow one another, among all steps; a mask of the episodes whose last step
-    is there."""
+    """The starts of ranges without a gap, among all steps; a mask of the episodes that have their last step."""
     live, first = episodes._live, np.cumsum(lengths) - lengths
     if live is None:
         return first[lengths > 0], np.ones(len(lengths), bool)

@@ -1,4 +1,4 @@
-"""One episode of an archive or a checkpoint: what is known of it without reading data, and its steps on demand."""
+"""One episode of an archive or a checkpoint: its facts, without reading data, and its steps on demand."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ Key = tuple[Any, ...]
 
 
 class Ahead:
-    """Steps that are read ahead, shared by the episodes of one iteration. Once two that follow each other were read,
-    the next one brings two more, then four, up to AHEAD_BYTES; so no more is read in vain than was asked for before."""
+    """Steps that are read ahead, shared by the episodes of one iteration. Once two in a row were read, the next read
+    brings two more, then four, up to AHEAD_BYTES; so at most as much is read in vain as was asked for."""
 
     def __init__(self, some: Chosen) -> None:
         self._some = some
@@ -50,7 +50,7 @@ class Ahead:
         self._count = 1
 
     def read(self, place: int, selection: Selection) -> dict[str, Any] | None:
-        """The steps of the episode at that place; None if it should be read alone. What is given is kept no longer."""
+        """The steps of the episode at that place, which are not kept any longer; None if it should be read alone."""
         key = _key(selection)
         if key is None or not self._lock.acquire(blocking=False):
             return None
@@ -77,7 +77,7 @@ class Ahead:
             return None
         try:
             data = self._some.reader.read(self._some.pick(run).spans(), selection)
-        except ArchiveError:  # of any of them: who asks for that one gets the error
+        except ArchiveError:  # of any of them: reading that one raises it again
             self._count = 1
             return None
         self._held = dict(enumerate(data[1:], place + 1))
@@ -85,10 +85,10 @@ class Ahead:
 
 
 class Episode:
-    """One trajectory: what is known of it, and its steps on demand."""
+    """One trajectory: its facts, and its steps on demand."""
 
     def __init__(self, some: Chosen, place: int, row: dict[str, Any], ahead: tuple[Ahead, int] | None = None) -> None:
-        """The one at a place of some; ahead: of the iteration that it comes from, and its place there."""
+        """The episode at a place of some; ahead: of the iteration that it comes from, and its place there."""
         self._some = some
         self._place = place
         self._row = row
@@ -97,7 +97,7 @@ class Episode:
     @property
     def attributes(self) -> dict[str, Any]:
         """Values that change after writing, as of the checkpoint;
-        empty for an episode of the archive as such. Read-only."""
+        empty for an episode that is not of a checkpoint. Read-only."""
         found = {} if self._some._attributes is None else self._some._attributes.values
         mine = {name: values[self.id] for name, values in found.items() if self.id in values}
         out: dict[str, Any] = frozen(
@@ -141,12 +141,12 @@ class Episode:
 
     @property
     def weights(self) -> pa.Table:
-        """A row a step: the weights that made it, and after which update: columns `model_weights_uuid` and
-        `update_count`, null where that is not known. Reads no data."""
+        """One row for each step: the weights that made it, and the update count: columns `model_weights_uuid` and
+        `update_count`, null where unknown. Reads no data."""
         return self.alone().weights()
 
     def _newest(self, name: str) -> Any:
-        """The value at the newest step that has one; None if none has."""
+        """The value at the newest step that has one; None without one."""
         known = self.weights[name].drop_null()
         return known[-1].as_py() if len(known) else None
 
@@ -170,12 +170,12 @@ class Episode:
 
     @property
     def label_history(self) -> list[dict[str, Any]]:
-        """Its labels and all that they ever were, oldest first: key, value (None: taken back), by, created_at,
+        """The history of its labels, oldest first: key, value (None: removed), by, created_at,
         commit."""
         return self._some.episode_index.labels.history(self._number)
 
     def label(self, labels: Mapping[str, Any] | None = None, /, *, by: str | None = None, **more: Any) -> Self:
-        """Say something of it; see `Episodes.label`."""
+        """Set labels on it; see `Episodes.label`."""
         notes.label_all(self.alone(), {**(labels or {}), **more}, by)
         return self
 
@@ -204,7 +204,7 @@ class Episode:
         return {spec.path: spec for text in self.alone().schema_texts for spec in schema.loads(text).fields}
 
     def spans(self, start: int = 0, stop: int | None = None) -> Spans:
-        """Its segments with the steps [start, stop) of each; empty ones stay, for what belongs to the whole episode."""
+        """Its segments with the steps [start, stop) of each; empty ones stay, for fields of the whole episode."""
         whole = self.alone().spans()
         if start == 0 and stop is None:
             return whole
@@ -222,7 +222,7 @@ class Episode:
         derive: Any = (),
         out: Any = None,
     ) -> dict[str, Any]:
-        """Steps [start, stop) as a nested dict of numpy arrays; only the chunks that hold them are read, and what the
+        """Steps [start, stop) as a nested dict of numpy arrays; only their chunks are read, and those that the
         fields to `derive` (see `archive.fields.derived`) need beyond them.
 
         out: a nest of arrays or CPU tensors to decode into, see `Episodes.read`.
@@ -244,7 +244,7 @@ class Episode:
         return found
 
     def alone(self) -> Chosen:
-        """This one, as one of some."""
+        """This episode, as a selection."""
         return self._some.pick(np.array([self._place]))
 
     @property
@@ -254,7 +254,7 @@ class Episode:
 
     @property
     def bounds(self) -> derivations.Bounds:
-        """The runs of its steps that follow one another in time: one, unless some left the buffer."""
+        """The ranges of its steps without a gap in time: one, unless some were evicted."""
         return derivations.Bounds(self.alone())
 
     def to_torch(
@@ -271,11 +271,11 @@ class Episode:
         return plots.episode(self.read(fields, start, stop), self.id)
 
     def to_html(self, fields: Any = None, *, tokenizer: Any = None, max_bytes: int | None = MAX_PAGE_BYTES) -> str:
-        """A page of its own that plays it: pictures, what was said, curves, text. Loads nothing when opened.
+        """A page of its own that plays it: pictures, messages, curves, text. Loads nothing when opened.
 
-        tokenizer: what makes text of token ids: a function of a list of ids, something with such a `decode`, or the
+        tokenizer: makes text of token ids: a function of a list of ids, an object with such a `decode`, or the
         name of a tokenizer (package tokenizers or transformers).  max_bytes: of the page, None for no bound; pictures,
-        values and text that it leaves no room for are left out, and named on the page.
+        values and text beyond it are left out, and named on the page.
         """
         from archive.views import episodepage
 
@@ -287,7 +287,7 @@ class Episode:
         self, fields: Any = None, height: int = 640, *, tokenizer: Any = None,
         max_bytes: int | None = MAX_PAGE_BYTES,
     ) -> page.Framed:  # fmt: skip
-        """That page within a notebook's cell, `height` pixels high."""
+        """The page of `to_html` within a notebook's cell, `height` pixels high."""
         from archive.views import page
 
         return page.Framed(self.to_html(fields, tokenizer=tokenizer, max_bytes=max_bytes), height)
@@ -319,7 +319,7 @@ class Episode:
 
 
 def _key(selection: Selection) -> Key | None:
-    """Tells selections apart; None for one whose stand-in for missing fields is not plain."""
+    """A key that tells selections apart; None for one whose stand-in for missing fields is not plain."""
     if not isinstance(selection.missing, (str, int, float)):
         return None
     names = None if selection.names is None else tuple(n if isinstance(n, str) else tuple(n) for n in selection.names)

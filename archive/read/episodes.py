@@ -1,4 +1,4 @@
-"""Episodes of an archive or a checkpoint: a table to look at without reading data, and the reading itself."""
+"""Episodes of an archive or a checkpoint: a table, which reads no data, and their steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BATCH = 1024
 class Episodes(Chosen, Sequence["Episode"]):
     """Some episodes, in order: a sequence of Episode, a table (`.table`, `.to_pandas()`), and one read for all.
 
-    notes: what the condition by which they were found leaves out, because episodes have no value.
+    notes: sentences on episodes that the filter left out, because they have no value.
     """
 
     notes: tuple[str, ...] = ()
@@ -60,8 +60,8 @@ class Episodes(Chosen, Sequence["Episode"]):
         number, or (start, stop), half-open. Weights and update counts match if any segment of the episode does; run and
         session are those of its newest one.
         where: a condition over the table's columns, such as "return > 10 and metadata.task = 'push'" or
-        "label.success = true", or an Arrow expression. Episodes that it leaves out because they have no value, which
-        their negation does as well, are counted in `notes` of what is found, and in the log.
+        "label.success = true", or an Arrow expression. Episodes without a value are left out, by the condition and by
+        its negation; they are counted in `notes` of the result, and in the log.
         """
         found, notes = self._found(
             complete, where, episode_id=episode_id, model_weights_uuid=model_weights_uuid, update_count=update_count,
@@ -72,11 +72,11 @@ class Episodes(Chosen, Sequence["Episode"]):
         return out
 
     def places_of(self, *, complete: bool | None = None, where: Any = None, **conditions: Any) -> Ints:
-        """The places of those that meet all conditions, which are those of `filter`."""
+        """The places of the episodes that meet all conditions, which are those of `filter`."""
         return self._found(complete, where, **conditions)[0]
 
     def _found(self, complete: bool | None, where: Any, **conditions: Any) -> tuple[Ints, tuple[str, ...]]:
-        """The places of those that meet all conditions, and what these leave out without saying so."""
+        """The places of the episodes that meet all conditions, and notes on those left out for lack of a value."""
         mask = self.episode_index.mask(**conditions)
         places = np.flatnonzero(mask if self._given is None else mask[self.numbers])
         if complete is not None:
@@ -87,7 +87,7 @@ class Episodes(Chosen, Sequence["Episode"]):
         return places[met.mask], met.notes
 
     def _meeting(self, condition: Any) -> Met:
-        """The ones of them that meet a condition over the columns of their table."""
+        """The episodes that meet a condition over the columns of their table."""
         checked = isinstance(condition, str)
         met = matching(condition, lambda name: self._column(name, checked), len(self), self._names_in)
         for note in met.notes:
@@ -109,10 +109,10 @@ class Episodes(Chosen, Sequence["Episode"]):
         return self.columns([name])[name]
 
     def label(self, labels: Mapping[str, Any] | None = None, /, *, by: str | None = None, **more: Any) -> Self:
-        """Say something of all of them: `eps.label(success=True, by="anna")`; shown here, and by the archive that they
-        are of. A value None takes a label back.
+        """Set labels on all of them: `eps.label(success=True, by="anna")`; they show here, and in their archive. A
+        value None removes a label.
 
-        Of each key the newest counts; what was said before stays in `ep.label_history`. by: who says it.  labels: keys
+        The newest value of a key counts; earlier ones stay in `ep.label_history`. by: the author.  labels: keys
         that are no Python names. Values as of `arc.label`. Writes one small object and a commit, beside running
         writers.
         """
@@ -123,14 +123,14 @@ class Episodes(Chosen, Sequence["Episode"]):
         self, fn: Callable[..., Mapping[Any, Any]], fields: Any = None, adds: Sequence[Any] | None = None, *,
         max_bytes: int = 2**28, missing: Any = "error", derive: Any = (), provenance: Any = None, by: str | None = None,
     ) -> Self:  # fmt: skip
-        """Give each of them late fields that a function makes of its steps:
+        """Add derived columns, which a function makes of the steps of each episode:
         `eps.map(fn, fields=["reward"], adds=["advantage"])`.
 
         fn: called with the steps of one episode after the other, a nested dict of the `fields`; returns a dict of
-        arrays, one row a step, as `arc.add_fields` takes them.  adds: the fields that it must return; None: whatever it
-        does.  About `max_bytes` are held, beside a shard's worth of what is added; all is committed at the end, or
-        nothing where it fails.  The function's name, its version and a digest of its text are kept as what made the
-        fields, and `provenance`, more of it as JSON.  missing, derive: as of `read`.
+        arrays, one row a step, as for `arc.add_fields`.  adds: the fields that it must return; None: any that it
+        returns.  About `max_bytes` are held, and one shard of new columns; all is committed at the end, or
+        nothing if it fails.  The function's name, its version and a digest of its text are stored as the provenance of
+        the columns, with `provenance`, as JSON.  missing, derive: as for `read`.
         """
         streamed = self.stream(fields, max_bytes=max_bytes, missing=missing, derive=derive)
         notes.map_all(self, streamed, fn, adds, provenance, by)
@@ -141,9 +141,9 @@ class Episodes(Chosen, Sequence["Episode"]):
 
     @property
     def table(self) -> pa.Table:
-        """One row an episode: id, length, return, weights, update counts, flags, place, metadata (JSON), commit, and
-        a column `label.<key>` for each key of a label and `metadata.<name>` for each name in metadata that has values
-        ("tools.calls": the key calls of the object tools), or for the 100 most frequent."""
+        """One row for each episode: id, length, return, weights, update counts, flags, place, metadata (JSON), commit,
+        and a column `label.<key>` for each key of a label and `metadata.<name>` for each name in metadata that has
+        values ("tools.calls": the key calls of the object tools), or for the 100 most frequent."""
         return self.columns([*self.episode_index.names, *self.episode_index.metadata_names])
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -182,7 +182,7 @@ class Episodes(Chosen, Sequence["Episode"]):
         return found._episodes([0])[0]
 
     def __iter__(self) -> Iterator[Episode]:
-        """One after the other. Those that are read whole, in order, bring those that follow along,
+        """The episodes in order. Reading them whole, one after the other, reads the next ones ahead,
         in bounded memory."""
         ahead = Ahead(self)
         for start in range(0, len(self), _BATCH):
@@ -207,9 +207,9 @@ class Episodes(Chosen, Sequence["Episode"]):
         fields: names ("obs/image", or "obs" for all below); None for all.  missing: "error", "skip" or a fill value,
         for episodes that lack a field asked for.  derive: fields computed from others, see `archive.fields.derived`.
         out: a nest of arrays or CPU tensors to decode into, of some of the fields or all: each has the rows of all
-        episodes end to end, in the dtype and shape in which they were archived. What is returned shares their memory;
-        fields that are not there come in memory of their own. FieldError for one that does not fit; after another error
-        what they hold is undefined.
+        episodes end to end, in the dtype and shape in which they were archived. The result shares their memory;
+        other fields come in memory of their own. FieldError for one that does not fit; after another error
+        their content is undefined.
         """
         selection = Selection(fields, missing, ragged)
         if derive:
@@ -227,9 +227,9 @@ class Episodes(Chosen, Sequence["Episode"]):
         ragged: str = "list",
         derive: Any = (),
     ) -> Iterator[tuple[Episode, dict[str, Any]]]:
-        """(episode, its steps) in order, fetched in runs, so that about `max_bytes` are held; each chunk once.
+        """Pairs (episode, its steps) in order, in batches, so that about `max_bytes` are held; each chunk once.
 
-        An episode of more than a quarter of `max_bytes` is a run of its own. The other arguments are those of `read`.
+        An episode of more than a quarter of `max_bytes` is a batch of its own. The other arguments are those of `read`.
         """
         if max_bytes < 1:
             raise UsageError(f"max_bytes={max_bytes}: give a number of bytes above 0")
@@ -256,7 +256,7 @@ class Episodes(Chosen, Sequence["Episode"]):
 
     @property
     def next_of(self) -> dict[schema.Path, schema.Path]:
-        """Field -> the field whose next row it repeats, as their schemas say; no data is read."""
+        """Field -> the field whose next row it repeats, by their schemas; no data is read."""
         specs = [spec for one in self.schemas for spec in one.fields if spec.next_of]
         return {spec.path: unescape_path(spec.next_of) for spec in specs}
 
@@ -267,7 +267,7 @@ class Episodes(Chosen, Sequence["Episode"]):
 
     @property
     def size_told(self) -> str:
-        """`nbytes` for people, who are told if there is text beside it."""
+        """The value of `nbytes` for people, with a note on text."""
         text = any(told.partition("[")[0] in sizes.TEXT for told in self.fields.values())
         return size(self.nbytes) + (" and text" if text else "")
 
@@ -288,7 +288,7 @@ class Episodes(Chosen, Sequence["Episode"]):
         return plots.episodes(self.table, ax, label, y)
 
     def to_html(self, title: str = "Episodes") -> str:
-        """A page of its own: how they are spread, and a row for each to sort and filter; of more than 200,000, the
+        """A page of its own: distributions, and a row for each to sort and filter; beyond 200,000 rows, the
         newest. Reads no data."""
         return self._report(title).page()
 

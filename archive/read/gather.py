@@ -23,11 +23,11 @@ from archive.read.plan import BatchPlan, FieldRead, at_steps, plan_batch
 from archive.read.selection import Selection, path_of
 from archive.read.spans import Spans, shown
 
-Empty = Callable[[tuple[int, ...], Any], Array]  # makes an array of a shape and dtype; what is in it is not defined
+Empty = Callable[[tuple[int, ...], Any], Array]  # makes an array of a shape and dtype, with undefined content
 
 
 class StepPlaces(NamedTuple):
-    """The places of some steps: number of the segment, step in that segment, number of the schema that they have."""
+    """The places of some steps: number of the segment, step in that segment, number of their schema."""
 
     segment: Ints
     step: Ints
@@ -35,7 +35,7 @@ class StepPlaces(NamedTuple):
 
 
 class Source:
-    """The steps of some episodes, numbered end to end: where they lie, and the cache of chunks that one process has."""
+    """The steps of some episodes, numbered end to end: their places, and the process's cache of chunks."""
 
     def __init__(self, episodes: Episodes, cache_bytes: int, disk_cache: DiskCache | None, ahead_bytes: int) -> None:
         self.pid = os.getpid()
@@ -82,15 +82,15 @@ class Source:
         return self.places(numbers, starts)
 
     def places(self, numbers: Ints, steps: Ints) -> StepPlaces:
-        """The places of step `steps[i]` of episode `numbers[i]`; they were checked."""
+        """The places of step `steps[i]` of episode `numbers[i]`, which were checked."""
         at = self.first[numbers] + steps
         span = numbers if self._single else group_of(self._starts, at)
         return StepPlaces(self._segment[span], at + self._shift[span], self._code[span])
 
 
 class GatherStats(NamedTuple):
-    """The cost of the last batch, and of all of them, with what was fetched ahead in the background. Text, JSON, ragged
-    and whole-episode fields go past the cache and are not counted here, but in the archive's own io_stats()."""
+    """The cost of the last batch, and of all of them, with background fetches. Text, JSON, ragged and whole-episode
+    fields bypass the cache and are not counted here, but in the archive's own io_stats()."""
 
     batch: Counts
     total: Counts
@@ -104,7 +104,7 @@ class Gather:
     kept in memory; `disk_cache`: a folder, or a DiskCache, for chunks as they are stored, which other
     processes may share.  At most `max_ahead_bytes` are on their way at once.
 
-    Safe for threads, pickles without what it holds, and a forked process begins with an empty memory.
+    Safe for threads, pickles without its cache, and a forked process begins with an empty one.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Gather:
         self._begin()
 
     def _begin(self) -> None:
-        """Be without what only this process has."""
+        """Drop what only this process has."""
         self._plans: dict[tuple[int, ...], BatchPlan] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._ahead: list[Future[Any]] = []
@@ -136,7 +136,7 @@ class Gather:
         self._batch = Counts()
 
     def _here(self) -> Source:
-        """Give this process its own, with an empty memory after a fork."""
+        """Give this process a source of its own, with an empty cache after a fork."""
         with self._lock:
             if self._source is None or self._source.pid != os.getpid():
                 self._begin()
@@ -214,8 +214,8 @@ class Gather:
         return unflatten(out)
 
     def whole(self, numbers: Any) -> dict[str, Any]:
-        """Read all steps of these episodes: a nested dict of Ragged (rows end to end, and each episode's number of
-        them); of fields that are not numbers of one shape, or of other rows than steps, a list."""
+        """Read all steps of these episodes: a nested dict of Ragged (rows end to end, and the number of each episode);
+        a list for fields that are not numbers of one shape, or have other rows than steps."""
         here, numbers = self._here(), _ints(numbers)
         self._surface()
         here.check(numbers, np.zeros_like(numbers), 0)
@@ -230,8 +230,8 @@ class Gather:
         return unflatten(out)
 
     def prefetch(self, numbers: Any, steps: Any, length: int = 1) -> None:
-        """Fetch in the background what `rows` (or `windows` of that length) will need; an error surfaces at the next
-        call."""
+        """Fetch in the background what `rows` (or `windows` of that length) will need; the next call raises an
+        error."""
         here, numbers, steps = self._here(), _ints(numbers), _ints(steps)
         self._surface()
         here.check(numbers, steps, length)
@@ -240,7 +240,7 @@ class Gather:
         self._ahead.append(self._pool.submit(self.load, numbers, steps, length, wanted=lambda: not self._stopped))
 
     def load(self, numbers: Any, starts: Any, length: int = 1, *, wanted: Callable[[], bool] = lambda: True) -> Counts:
-        """Bring the chunks of these steps into the cache now, as far as they fit; stops early once `wanted` says no."""
+        """Bring the chunks of these steps into the cache, as far as they fit; stop early once `wanted` is false."""
         here, counts = self._here(), Counts()
         where = here.locate(_ints(numbers), _ints(starts), length)
         plan = self._planned(here, where)
@@ -277,11 +277,11 @@ class Gather:
 
     @property
     def full(self) -> bool:
-        """True if another chunk would push out one that is held."""
+        """True if another chunk would evict one."""
         return self._here().store.full
 
     def close(self) -> None:
-        """Stop fetching in the background and drop what is held; an error there that nobody was told of surfaces."""
+        """Stop fetching in the background and drop the cache; an error that was not raised yet is raised."""
         source, self._source = self._source, None
         if source is not None and source.pid == os.getpid():
             self._stopped = True
@@ -289,7 +289,7 @@ class Gather:
                 self._pool.shutdown(wait=True, cancel_futures=True)
             self._surface()
 
-    # -- how a batch comes -------------------------------------------------------------------------------------------
+    # -- batches -------------------------------------------------------------------------------------------------------
 
     def _planned(self, here: Source, where: StepPlaces) -> BatchPlan:
         several = len(here.view.schemas) > 1 and len(where.schema) > 0
@@ -299,7 +299,7 @@ class Gather:
         return self._plans[codes]
 
     def _rows(self, here: Source, plan: BatchPlan, where: StepPlaces, empty: Empty = fresh) -> dict[Path, Array]:
-        """The fields at these steps, fetched in two rounds: what says where rows lie comes first."""
+        """The fields at these steps, fetched in two rounds: the first has the places of rows."""
         counts = Counts()
         out = {path_of(name): self._selection.filled(name, len(where.step)) for name in plan.absent}
         wants = self._direct(here, plan, where, empty)
@@ -329,7 +329,7 @@ class Gather:
         return out
 
     def _located(self, here: Source, plan: BatchPlan, where: StepPlaces, counts: Counts) -> list[FieldRead]:
-        """The other fields at these steps, once what says where their rows lie has come."""
+        """The other fields at these steps, once the places of their rows have come."""
         reads = [at_steps(one, where.segment, where.step, here.segments) for one in plan.fields]
         if first := _single(want for read in reads for want in read.first(here.segments.shard)):
             counts += here.store.fill(first)
@@ -341,7 +341,7 @@ class Gather:
         return {path: [lookup(data, path) for data in found] for path in paths}
 
     def _surface(self) -> None:
-        """Raise what failed in the background, once."""
+        """Raise an error of the background, once."""
         if not self._ahead:
             return
         given, self._ahead = self._ahead, []
@@ -358,8 +358,8 @@ def _single(wants: Iterable[Want]) -> list[RowsWanted]:
 
 
 def _batch(values: list[Any], steps: int, flat: bool) -> Any:
-    """The values of a field that were read for each place, as one array where each is an array of `steps` rows;
-    a list otherwise."""
+    """The values of a field that were read for each place, as one array if each is an array of `steps` rows; else a
+    list."""
     if all(isinstance(v, np.ndarray) and v.ndim and len(v) == steps for v in values):
         joined = np.stack(values)
         return joined[:, 0] if flat else joined

@@ -1,5 +1,5 @@
-"""Fields that come after their steps, into shards of their own: rows of each step's fields come in with the
-steps; rows of the late table and of the chunk table go out."""
+"""Derived columns, in shards of their own: rows for each step come in with the steps; rows of the late table and of the
+chunk table go out."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from archive.tables import STREAM
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_BESIDE_BYTES = 1024  # that an episode takes in memory beside its rows
+_BESIDE_BYTES = 1024  # memory of an episode beside its rows
 
 
 class StoredFields(NamedTuple):
-    """The late fields of one episode: what they are, and their rows in stored form, both by name."""
+    """The derived columns of one episode: their specs, and their rows in stored form, both by name."""
 
     specs: dict[str, FieldSpec]
     rows: dict[str, Array]
 
 
 def checked(values: Mapping[Any, Any], steps: int, episode: str, known: Sequence[ShardSchema]) -> StoredFields:
-    """The fields that an episode of so many steps is given, in stored form.
+    """The columns that are given to an episode of so many steps, in stored form.
 
-    FieldError for one that has other rows than the episode steps, whose values cannot be stored, or that does not go
+    FieldError for one that has not one row a step, whose values cannot be stored, or that does not go
     with the fields which steps of these schemas have.
     """
     leaves = {to_path(name): value for name, value in values.items()}
@@ -74,17 +74,17 @@ def _check_path(path: Path, given: Sequence[Path], known: Sequence[ShardSchema])
     for other in [*given, *have]:
         shorter = min(len(path), len(other))
         if other != path and other[:shorter] == path[:shorter]:
-            raise FieldError(f"field {show(path)!r} and field {show(other)!r} cannot lie within one another")
+            raise FieldError(f"field {show(path)!r} and field {show(other)!r} cannot be within one another")
 
 
 def _check_kind(spec: FieldSpec, known: Sequence[ShardSchema]) -> None:
-    """Rows that take the place of others are of their kind: what has the one and the other goes on as one field."""
+    """New rows must be of the kind of the rows that they replace: both are then one field."""
     own = [one.by_name[spec.name] for one in known if spec.name in one.by_name]
     for other in own:
         if other.axis not in NODES and (other.axis, other.dtype, other.shape) != (spec.axis, spec.dtype, spec.shape):
             raise FieldError(
                 f"field {show(spec.path)!r} is {other.dtype}{list(other.shape)} {other.axis} in these episodes, and "
-                f"{spec.dtype}{list(spec.shape)} {spec.axis} in what is added; give it in that dtype and shape, or "
+                f"{spec.dtype}{list(spec.shape)} {spec.axis} in the new rows; give it in that dtype and shape, or "
                 "under another name"
             )
 
@@ -92,8 +92,8 @@ def _check_kind(spec: FieldSpec, known: Sequence[ShardSchema]) -> None:
 def written(
     snapshot: Snapshot, session: str, archive_layout: str, made: Iterable[tuple[Spans, StoredFields]]
 ) -> tuple[pa.Table, FileRef | None]:
-    """Write late fields of episodes, each with its steps, as they are made: those that are alike share a shard, and few
-    are in memory. The rows of the late table, and the file with the chunk rows of their shards."""
+    """Write derived columns of episodes, each with its steps, as they are made: equal kinds share a shard, and few are
+    in memory. The rows of the late table, and the file with the chunk rows of their shards."""
     shards = ShardWriter(snapshot.storage, archive_layout)
     held: dict[tuple[FieldSpec, ...], list[tuple[Spans, StoredFields]]] = {}
     held_bytes: Counter[tuple[FieldSpec, ...]] = Counter()
@@ -126,7 +126,7 @@ def written(
 
 
 def _rows(snapshot: Snapshot, held: Sequence[Spans], key: str, own: ShardSchema) -> pa.Table:
-    """A row of the late table for each run of steps that lies in the shard."""
+    """A row of the late table for each range of steps in the shard."""
     row, lo, hi = (np.concatenate([getattr(spans, name) for spans in held]) for name in ("rows", "lo", "hi"))
     some = hi > lo
     row, lo, counts = row[some], lo[some], (hi - lo)[some]

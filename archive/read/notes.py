@@ -1,5 +1,5 @@
-"""What comes after the fact, as rows beside those of segments and a commit that names them: labels of episodes, and
-fields that are added to their steps, in shards of their own. What was written before stays as it is."""
+"""Annotations, as rows beside those of segments, and a commit that names them: labels of episodes, and derived columns
+of their steps, in shards of their own. Data that was written before stays as it is."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from archive import tables
 from archive.arrays import Ints, arrow
 from archive.base import (
     CorruptCommitError,
+    ExpiredError,
     FieldError,
-    LetGoError,
     NotFoundError,
     UsageError,
     check_text,
@@ -54,7 +54,7 @@ Fields = Mapping[Any, Mapping[str, Any]]  # name -> episode id -> rows
 
 
 def _stamped(kind: str, rows: pa.Table, by: str | None, **more: Any) -> pa.Table:
-    """Rows of a table, with who made them and when."""
+    """Rows of a table, with their author and time."""
     if by is not None:
         check_text(by, "by")
     columns = {name: rows[name] for name in rows.column_names}
@@ -62,8 +62,7 @@ def _stamped(kind: str, rows: pa.Table, by: str | None, **more: Any) -> pa.Table
 
 
 def _still_there(kind: str, seen: Snapshot, rows: pa.Table) -> Requirement:
-    """A requirement of a commit of these rows: nothing of what they are about was let go of since it was seen;
-    LetGoError."""
+    """A requirement of a commit of these rows: nothing that they name was forgotten since it was read; ExpiredError."""
 
     def check(parent: Commit) -> None:
         if parent.let_go is None or parent.let_go <= seen.commit.number:
@@ -72,19 +71,19 @@ def _still_there(kind: str, seen: Snapshot, rows: pa.Table) -> Requirement:
         if kind == "labels":
             gone = rows.filter(~of_segments(kind, rows, now))["episode_id"].unique().to_pylist()
             what = f"{len(gone)} of these episodes, such as {gone[0]!r}," if gone else ""
-            undone = "nothing was said of any"
+            undone = "no label was written"
         else:
             left, asked = int(overlaps(rows, now).length.sum()), int(rows["length"].to_numpy().sum())
             what = "some of the steps that were given fields" if left < asked else ""
             undone = "nothing was added to any"
         if what:
-            raise LetGoError(f"{what} were forgotten at {seen.storage.url} meanwhile; {undone}. Open the archive again")
+            raise ExpiredError(f"{what} were forgotten at {seen.storage.url} meanwhile; {undone}. Re-open the archive")
 
     return check
 
 
 def _log_of(later: Later) -> CommitLog:
-    """The log of the archive that some episodes are of; UsageError if it was opened at a commit."""
+    """The log of the episodes' archive; UsageError if it was opened at a commit."""
     if later.read_only:
         raise UsageError(
             f"this archive was opened at commit {later.head.number} and is read only; open it without commit="
@@ -93,7 +92,7 @@ def _log_of(later: Later) -> CommitLog:
 
 
 def numbers_of(index: EpisodeIndex, ids: Sequence[str], undone: str) -> Ints:
-    """The numbers of episodes in an index; NotFoundError, saying what was not done, if some are not there."""
+    """The numbers of episodes in an index; NotFoundError, with what was not done, if some are not there."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -114,12 +113,12 @@ def numbers_of(index: EpisodeIndex, ids: Sequence[str], undone: str) -> Ints:
 
 
 def label_all(episodes: Chosen, said: Mapping[str, Any], by: str | None = None) -> None:
-    """Say the same of each of these episodes, as they are seen there; they show it then.
+    """Set the same labels on these episodes, as they are seen there; they show at once.
 
-    UsageError if they are of an archive that was opened at a commit, LetGoError if some were forgotten meanwhile.
+    UsageError if they are of an archive that was opened at a commit, ExpiredError if some were forgotten meanwhile.
     """
     if not said:
-        raise UsageError("nothing is said of these episodes: give labels, as in eps.label(success=True)")
+        raise UsageError("no labels were given: give some, as in eps.label(success=True)")
     texts = {check_key(key): labels.text_of(value, key) for key, value in said.items()}
     index, count = episodes.episode_index, len(episodes)
     log = _log_of(index.snapshot.later)
@@ -131,9 +130,9 @@ def label_all(episodes: Chosen, said: Mapping[str, Any], by: str | None = None) 
 
 
 def label(log: CommitLog, index: EpisodeIndex, said: Mapping[str, Mapping[str, Any]], by: str | None = None) -> Commit:
-    """Say of episodes, by id, what is said of each; the commit. NotFoundError if there is none of some id.
+    """Set labels on episodes, by id; the commit. NotFoundError if an id has no episode.
 
-    index: the episodes as they were seen last, which saves reading them again.
+    index: the episodes as they were last read, which saves reading them again.
     """
     ids: list[str] = []
     keys: list[str] = []
@@ -150,20 +149,20 @@ def label(log: CommitLog, index: EpisodeIndex, said: Mapping[str, Mapping[str, A
 
 
 def check_key(key: str) -> str:
-    """A label's key; UsageError for one that would not be seen."""
+    """A label's key; UsageError for one that is invisible."""
     check_text(key, "a label's key")
     if not key.strip() or not key.isprintable():
-        raise UsageError(f"the label {key!r} must have characters that show, and none that do not")
+        raise UsageError(f"the label {key!r} must have visible characters, and no invisible ones")
     return key
 
 
 def _by_id(
     known: EpisodeIndex, ids: Sequence[str], keys: Sequence[str], texts: Sequence[str | None], parent: Commit
 ) -> pa.Table:
-    """A row for each of these, of the episode as it stands at a commit."""
+    """A row for each of these, for the episode as it is at a commit."""
     storage, same = known.snapshot.storage, known.snapshot.commit.same_episodes(parent)
     index = known if same else EpisodeIndex(Snapshot(storage, parent))
-    return _rows(index, numbers_of(index, ids, "nothing was said of any"), keys, texts, np.arange(len(keys)))
+    return _rows(index, numbers_of(index, ids, "no label was written"), keys, texts, np.arange(len(keys)))
 
 
 def _rows(index: EpisodeIndex, numbers: Ints, keys: Sequence[str], texts: Sequence[str | None], of: Ints) -> pa.Table:
@@ -179,7 +178,7 @@ def _rows(index: EpisodeIndex, numbers: Ints, keys: Sequence[str], texts: Sequen
 def _label(
     log: CommitLog, rows: Callable[[Commit], pa.Table], by: str | None, requires: Sequence[Requirement] = ()
 ) -> Commit:
-    """Commit labels. rows: gives those to commit after a commit, but for who and when."""
+    """Commit labels. rows: gives the rows to commit after a commit, without author and time."""
 
     def adds(parent: Commit, attempt: Attempt) -> Addition:
         return {"labels": _stamped("labels", rows(parent), by)}, {}
@@ -191,13 +190,13 @@ def _label(
 
 
 def add(log: CommitLog, known: EpisodeIndex, given: Fields, provenance: Any, by: str | None) -> Commit:
-    """Give episodes fields, by name and id; the commit. Nothing is written unless all of them can be added.
+    """Add derived columns, by name and episode id; the commit. Nothing is written unless all of them can be added.
 
-    known: the episodes as they were seen last, which saves reading them again.
+    known: the episodes as they were last read, which saves reading them again.
     """
     ids = list(dict.fromkeys(episode for values in given.values() for episode in values))
     if not ids:
-        raise UsageError('no field is given for any episode: give arc.add_fields({"advantage": {episode id: rows}})')
+        raise UsageError('no columns were given: give some, as in arc.add_fields({"advantage": {episode id: rows}})')
     index = known.as_of(log.catch_up())
     reader = Reader(index.snapshot)
     spans = Chosen(reader, index, numbers_of(index, ids, "nothing was added to any")).step_spans()
@@ -211,7 +210,7 @@ def add(log: CommitLog, known: EpisodeIndex, given: Fields, provenance: Any, by:
 def write(
     log: CommitLog, reader: Reader, made: Iterable[tuple[Spans, StoredFields]], provenance: Any, by: str | None
 ) -> Commit:
-    """Write late fields of episodes, each with its steps, as they are made; then commit them all."""
+    """Write derived columns of episodes, each with its steps, as they are made; then commit them all."""
     why = None if provenance is None else jsontree.dumps(provenance, where="provenance")
     if by is not None:
         check_text(by, "by")
@@ -230,9 +229,9 @@ def write(
 
 @timed("drop_fields")
 def drop(log: CommitLog, names: Sequence[Any]) -> Commit:
-    """Take late fields away from all steps; the commit. FieldError if nobody added a field of some name."""
+    """Remove derived columns from all steps; the commit. FieldError for a name that is no derived column."""
     if isinstance(names, str) or not names:
-        raise UsageError('give a list of names of late fields, as in arc.drop_fields(["advantage"])')
+        raise UsageError('give a list of names of derived columns, as in arc.drop_fields(["advantage"])')
     wanted = list(dict.fromkeys(escape_path(to_path(name)) for name in names))
     return log.commit(f"late/{uuid.uuid4().hex}", Change("late", partial(_dropped, wanted)))
 
@@ -247,7 +246,7 @@ def _dropped(names: Sequence[str], parent: Commit, attempt: Attempt) -> Addition
 
 
 def _to_drop(late: pa.Table, name: str) -> pa.Table:
-    """Rows that take a field away from all steps that have it."""
+    """Rows that remove a field from all steps that have it."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -266,7 +265,7 @@ def map_all(
     episodes: Chosen, streamed: Iterable[tuple[Any, dict[str, Any]]], fn: Callable[..., Mapping[Any, Any]],
     adds: Sequence[Any] | None, provenance: Any, by: str | None,
 ) -> None:  # fmt: skip
-    """Give each episode the fields that a function makes of its steps, as they are streamed; one commit at the end."""
+    """Add derived columns that a function makes of each episode's steps, as they are streamed; one commit ends it."""
     later = episodes.episode_index.snapshot.later
     log = _log_of(later)
     made = _made(episodes, streamed, fn, adds)
@@ -295,13 +294,13 @@ def _made(
 
 
 def told(fn: Callable[..., Any], provenance: Any) -> dict[str, Any]:
-    """A record of a function that made fields: its name, the version of its package, a digest of its text."""
+    """A record of the function that made the columns: its name, the version of its package, a digest of its text."""
     module = getattr(fn, "__module__", None) or ""
     out = {"function": f"{module}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"}
     package = sys.modules.get(module.partition(".")[0])
     version = getattr(fn, "__version__", None) or getattr(package, "__version__", None)
     if version is not None:
         out["version"] = str(version)
-    with suppress(OSError, TypeError):  # typed at a prompt, or no function
+    with suppress(OSError, TypeError):  # typed at a prompt, or not a function
         out["source"] = hashlib.sha256(inspect.getsource(fn).encode()).hexdigest()[:16]
     return out if provenance is None else {**out, "provenance": provenance}

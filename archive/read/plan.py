@@ -1,7 +1,7 @@
-"""Pure, no I/O: what reading some steps takes: which rows of which stored arrays, and where in memory they go.
+"""Pure, no I/O: the plan of reading some steps: the rows of stored arrays, and their places in memory.
 
 Both bulk reads and batches of single steps are planned here. A `FieldPlan` says how the segments of each schema store a
-field; at some steps it is a `FieldRead`, which is asked for what to fetch, and completed when that has come.
+field; at some steps it is a `FieldRead`, which gives the rows to fetch, and is completed when they have come.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FieldKind(NamedTuple):
 
 @dataclass
 class FieldPart:
-    """A field in those of its cuts, at `index`, that store it alike."""
+    """A field in those of its cuts, at `index`, that store it in one way."""
 
     axis: Axis[Any]
     index: Any
@@ -74,14 +74,14 @@ class FieldRead:
     at: Ints = field(init=False)  # of each cut: its first row in memory
 
     def first(self, shard: Ints) -> Iterator[Want]:
-        """The rows to fetch before the cuts, each of one step, are located: they say where the others lie."""
+        """The rows to fetch before the cuts, each of one step, are located: they give the places of the others."""
         for part in self.parts:
             runs = part.axis.companions(part.cuts)
             part.rows = {one.into: _memory(one) for one in runs}
             yield from _wants(runs, part, shard, part.cuts.lo)
 
     def locate(self, *, each_step: bool = False) -> FieldRead:
-        """Find the rows of each cut. each_step: what `first` asked for has come, and no other row is needed."""
+        """Find the rows of each cut. each_step: the rows of `first` have come, and no others are needed."""
         self.rows = np.zeros(len(self.cuts.lo), np.int64)
         for part in self.parts:
             known = {name: pieces.joined() for name, pieces in part.rows.items()} if each_step else None
@@ -96,21 +96,21 @@ class FieldRead:
 
     @property
     def ends(self) -> Ints:
-        """The row at which each episode begins, and at which the last one stops, end to end."""
+        """The first row of each episode, and the end of the last one, end to end."""
         total = np.append(0, np.cumsum(self.rows))
         out: Ints = total[self.episodes]
         return out
 
     @property
     def most_bytes(self) -> float:
-        """Bytes of its rows, by what tables say: no sum of integers, as rows may be said that cannot be."""
+        """Bytes of its rows, by the tables: no sum of integers, as a table may claim impossible rows."""
         runs = [one for part in self.parts for one in part.located.runs]
         rows = (float((one.stop - one.start).sum(dtype=np.float64)) for one in runs)
         sizes = (one.like.itemsize * prod(one.like.shape[1:]) for one in runs)
         return sum(map(mul, rows, sizes), 0.0)
 
     def prepare(self) -> None:
-        """Make the memory that the rows go to, but for what was given; FieldError if they cannot be one field."""
+        """Allocate memory for the rows, but for what was given; FieldError if they cannot be one field."""
         if self.error is not None:
             raise self.error
         if self.own is None:
@@ -138,7 +138,7 @@ def _memory(runs: Slices) -> Pieces:
 
 
 def _wants(runs: Iterable[Slices], part: FieldPart, shard: Ints, at: Ints) -> Iterator[Want]:
-    """The rows of a part to fetch. at: the first of the field's own rows of each cut. Rows that hold no element have no
+    """The rows of a part to fetch. at: the first of the field's own rows of each cut. Rows without elements have no
     chunk."""
     for one in runs:
         if 0 in one.like.shape[1:]:
@@ -154,9 +154,9 @@ def _wants(runs: Iterable[Slices], part: FieldPart, shard: Ints, at: Ints) -> It
 
 @dataclass
 class FieldPlan:
-    """One field: how the segments that have it store it, and what stands in where some lack it, if they may.
+    """One field: how the segments that have it store it, and the stand-in where some lack it, if they may.
 
-    agree: `spec` is what all of them say, but for the field that it is the next of.
+    agree: `spec` is that of all of them, but for its next_of.
     """
 
     spec: FieldSpec
@@ -183,8 +183,8 @@ def _field(
     specs: Mapping[int, FieldSpec], telling: Sequence[FieldSpec], segments: Segments, selection: Selection,
     *, lacking: bool,
 ) -> FieldPlan:  # fmt: skip
-    """The plan of a field. specs: by the number of the segments' schema; telling: those that say of what kind it is;
-    lacking: some of its steps may be of other segments."""
+    """The plan of a field. specs: by the number of the segments' schema; telling: those that decide its kind; lacking:
+    some of its steps may be of other segments."""
     spec, first = _agreed(telling), next(iter(specs.values()))
     groups: dict[Any, list[int]] = {}
     for code, one in specs.items():
@@ -204,7 +204,7 @@ def _field(
 
 
 def _agreed(specs: Iterable[FieldSpec]) -> FieldSpec | None:
-    """The one that stands for all; they may differ in next_of and in the width of strings, but in nothing else."""
+    """The spec that stands for all; they may differ only in next_of and in the width of strings."""
     specs = list(specs)
     if all(s.dtype[1:2] == "U" for s in specs):
         widest = max((s.dtype for s in specs), key=lambda name: dtypes.to_numpy(name).itemsize)
@@ -216,7 +216,7 @@ def _agreed(specs: Iterable[FieldSpec]) -> FieldSpec | None:
 def _cuts(
     episode: Ints, segment: Ints, lo: Ints, hi: Ints, more: Any, segments: Segments, specs: Iterable[FieldSpec] = ()
 ) -> Cuts:
-    """Steps of segments, with the extents there of a field whose rows are not one a step, by its specs."""
+    """Steps of segments, with the extents there of a field that has not one row a step, by its specs."""
     extent = Extent(segment, segment)  # not looked at
     for name in {spec.name for spec in specs if not spec.per_step}:
         every = segments.extent(name)
@@ -233,7 +233,7 @@ def _by_path(schemas: Mapping[int, ShardSchema], selection: Selection) -> dict[P
     return found
 
 
-# -- whole stretches of episodes ---------------------------------------------------------------------------------------
+# -- ranges of episodes ------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -249,7 +249,7 @@ class EpisodeGroup:
 
 
 def plan(spans: Spans, selection: Selection, segments: Segments) -> list[EpisodeGroup]:
-    """The reads of the fields selected of these steps. FieldError for names that an episode lacks."""
+    """The reads of the selected fields of these steps. FieldError for names that an episode lacks."""
     view = shown(spans, segments)
     out = []
     for episodes, codes in _alike(view, selection):
@@ -317,8 +317,8 @@ def _group(
 def _late(
     path: Path, seen: Mapping[int, FieldSpec], view: Shown, segments: Segments, selection: Selection
 ) -> tuple[Cuts, dict[int, FieldSpec]] | None:
-    """The cuts of a field that is late in some of these steps, and its specs by the numbers of the segments' schemas;
-    None where it is left out. FieldError if some lack it. Spans without steps and without the field are left out."""
+    """The cuts of a field that is a derived column in some of these steps, and its specs by the numbers of the
+    segments' schemas; None if it is left out. FieldError if some lack it. Empty spans without it are left out."""
     spans, has = view.spans, np.isin(view.code, [code for code, spec in seen.items() if spec.axis not in NODES])
     if not has.all() and (lacking := np.flatnonzero(~has & (spans.hi > spans.lo))).size:
         if selection.is_error and not selection.leaves_out:
@@ -350,7 +350,7 @@ def _read(
 
 
 def _telling(specs: Mapping[int, FieldSpec], code: Ints, cuts: Cuts) -> list[FieldSpec]:
-    """The specs that say of what kind a ragged field is: where it has values; else, as of empty lists the dtype is a
+    """The specs that decide the kind of a ragged field: those with values; else, as the dtype of empty lists is a
     guess, the newest of those with steps."""
     for some, most in ((cuts.extent.rows > 0, len(specs)), (cuts.length > 0, 1)):
         held = set(code[some].tolist())
@@ -373,8 +373,8 @@ def _unlike(specs: Iterable[FieldSpec], cuts: Cuts, segments: Segments) -> Field
 
 
 class BatchPlan(NamedTuple):
-    """The fields of a batch: those gathered row by row (direct: whose steps are rows of one array, wherever they lie),
-    those that are read by episode, those without data, and those that no step has."""
+    """The fields of a batch: those gathered row by row (direct: a step is a row of one array), those that are read by
+    episode, those without data, and those that no step has."""
 
     direct: list[tuple[FieldPlan, str, Array]]  # with the array's name, and no rows of it
     fields: list[FieldPlan]
@@ -416,7 +416,7 @@ def _is_rows(spec: FieldSpec) -> bool:
 def _batch_field(
     path: Path, specs: Mapping[int, FieldSpec], lacking: bool, view: Shown, selection: Selection, segments: Segments
 ) -> FieldPlan:
-    alone = [replace(spec, extra=0) for spec in specs.values()]  # of a step there is one row, whatever comes last
+    alone = [replace(spec, extra=0) for spec in specs.values()]  # a step has one row, whatever comes last
     by_source = {view.source(path, code): spec for code, spec in zip(specs, alone, strict=True)}
     out = _field(by_source, alone, segments, selection, lacking=lacking)
     if not out.agree:

@@ -1,5 +1,5 @@
-"""Reading steps of episodes: what they take is planned as vectors, fetched chunk by chunk and decoded into its place,
-be it memory of the caller's; nests of episodes are made of the rows."""
+"""Reading steps of episodes: their rows are planned as vectors, fetched chunk by chunk and decoded into place, also
+into memory of the caller's; nests of episodes are made of the rows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Destination:
         self._arrays = {path: _array(leaf, show(path)) for path, leaf in flatten(out)}
 
     def take(self, groups: Sequence[EpisodeGroup]) -> None:
-        """Let the fields of these episodes go here; FieldError for an array that they do not fit."""
+        """Direct the fields of these episodes here; FieldError for an array that they do not fit."""
         for path, array in self._arrays.items():
             lacking = [group for group in groups if path not in group.fields]
             if lacking or not groups:
@@ -74,7 +74,7 @@ class Destination:
 
 
 class Reader:
-    """Reads steps of one snapshot. Keeps what is small and immutable: where chunks lie, and metadata of shards."""
+    """A reader of one snapshot's steps. It keeps small, immutable data: places of chunks, and metadata of shards."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
@@ -89,7 +89,7 @@ class Reader:
         self.__init__(state["snapshot"])  # type: ignore[misc]
 
     def as_written(self) -> Reader:
-        """The same, without the fields that came after their steps."""
+        """The same without derived columns."""
         if not self.snapshot.later.head.late:
             return self
         return Reader(self.snapshot.as_written())
@@ -99,12 +99,12 @@ class Reader:
     ) -> list[dict[str, Any]]:
         """A nested dict for each episode, fetched together.
 
-        tails: see `archive.read.chunks.fetch`.  into: memory of the caller's, which what is returned shares.
+        tails: see `archive.read.chunks.fetch`.  into: memory of the caller's, which the result shares.
         """
         return self._read([(spans, selection)], _nests, tails, into)[0]
 
     def read_into(self, spans: Spans, selection: Selection, into: Destination) -> None:
-        """Put fields of one row a step into memory of the caller's, wherever its rows are to go."""
+        """Put fields of one row a step into memory of the caller's, at the places that it names."""
         split = spans if into.starts is None else spans.split(into.starts)
         self._read([(split, selection)], _nothing, None, into)
 
@@ -115,7 +115,7 @@ class Reader:
     def read_stored(self, spans: Spans) -> list[dict[str, Array | Ragged]]:
         """The fields of each episode in their stored form, by name, fetched together: for writing them again.
 
-        Without those that came after their steps, which are of steps wherever these lie.
+        Derived columns are left out: they belong to steps, wherever these are stored.
         """
         segments = Segments(self.snapshot, np.unique(spans.rows))
         return self._read([(spans, Selection())], _stored, segments=segments)[0]
@@ -126,14 +126,14 @@ class Reader:
         return fetch.plan(self.shards, segments, _wants([plan(spans, Selection(), segments)], segments))
 
     def sizes(self, spans: Spans, selection: Selection | None = None) -> Ints:
-        """Bytes of the steps of each episode, uncompressed, in the fields selected; no data is read. Text counts as 8 a
+        """Bytes of the steps of each episode, uncompressed, in the selected fields; no data is read. Text counts as 8 a
         value."""
         view = self.shown(spans)
         rows = self.snapshot.take(view.spans.rows, sizes.COLUMNS)
         return sizes.of_spans(view.spans, rows, view.schemas, view.code, selection or Selection())
 
     def shard_bytes(self, spans: Spans) -> int:
-        """Bytes of all members of the shards in which these spans lie."""
+        """Bytes of all members of the shards of these spans."""
         return sum(self.shards.sizes(self.segments(spans.rows)).values())
 
     def segments(self, rows: Any) -> Segments:
@@ -142,14 +142,14 @@ class Reader:
 
     @property
     def _late(self) -> LateFields:
-        """The fields that came after their steps, as of the commit whose late fields count."""
+        """The derived columns, as of the commit whose ones apply."""
         table = self.snapshot.later.late
         if self._added is None or self._added.table is not table:
             self._added = LateFields(table, self.snapshot.columns(STRETCH))
         return self._added
 
     def schema_texts(self, rows: Ints) -> list[str]:
-        """The distinct schemas of rows of the segments table, with fields that came later; no data is read."""
+        """The distinct schemas of rows of the segments table, with derived columns; no data is read."""
         table = self.snapshot.take(rows, ["schema", "length"])
         if not self.snapshot.later.head.late:
             found: list[str] = table["schema"].unique().to_pylist()
@@ -171,7 +171,7 @@ class Reader:
         if into is not None:
             into.take(groups[0])
         fields = [field for own in groups for group in own for field in group.fields.values()]
-        if sum(field.most_bytes for field in fields) > _LARGE_BYTES:  # before memory is made for what no chunk holds
+        if sum(field.most_bytes for field in fields) > _LARGE_BYTES:  # before memory is made for rows that no chunk has
             fetch.plan(self.shards, segments, _wants(groups, segments))
         for field in fields:
             field.prepare()
@@ -212,7 +212,7 @@ def _stored(groups: Sequence[EpisodeGroup], selection: Selection) -> list[dict[s
 
 
 def _nothing(groups: Sequence[EpisodeGroup], selection: Selection) -> list[Any]:
-    """Put all rows of a request into their place; there is no nest of them."""
+    """Put all rows of a request into their place; there are no nests."""
     for group in groups:
         for field in group.fields.values():
             field.complete()
@@ -251,12 +251,12 @@ def _array(leaf: Any, name: str) -> Array:
 
 
 def _rows_of(spec: FieldSpec, array: Array) -> Array:
-    """The array as rows in stored form; FieldError if it is not what the field's rows are."""
+    """The array as rows in stored form; FieldError if it does not fit the field's rows."""
     name, dtype = show(spec.path), dtypes.to_numpy(spec.dtype)
     if spec.axis == "ragged" or spec.scalar or dtype.kind in "OU":
         raise FieldError(
             f"out has an array for field {name!r}, which is not rows of numbers ({spec.dtype} on axis {spec.axis!r}); "
-            "leave it out of out=, and take it from what is returned"
+            "leave it out of out=, and take it from the result"
         )
     if array.dtype != dtype or array.shape[1:] != spec.shape:
         raise FieldError(

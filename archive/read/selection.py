@@ -1,4 +1,4 @@
-"""Pure, no I/O: which fields somebody wants, and what stands in for those that an episode does not have."""
+"""Pure, no I/O: the selection of fields, and stand-ins for those that an episode lacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from archive.fields import NODES, Array, FieldSpec, Path, ShardSchema, dtypes
 
 @dataclass
 class Selection:
-    """The fields to read, and what to do about those that an episode does not have.
+    """The fields to read, and the treatment of those that an episode lacks.
 
     missing: "error", "skip", or a value to fill in.  ragged: "list" (one array a step) or "flat" (values, lengths).
     """
@@ -31,7 +31,7 @@ class Selection:
             self.names = [self.names]
 
     def specs(self, schema: ShardSchema) -> dict[Path, FieldSpec]:
-        """The fields of a shard that are wanted, by path."""
+        """The selected fields of a shard, by path."""
         if self.names is None:
             return {f.path: f for f in schema.fields}
         found: dict[str | Path, dict[Path, FieldSpec]] = {_key(name): {} for name in self.names}
@@ -42,7 +42,7 @@ class Selection:
         return {path: spec for fields in found.values() for path, spec in fields.items()}
 
     def absent(self, schemas: Iterable[ShardSchema]) -> list[str | Path]:
-        """Names asked for that no field of an episode answers; an error if that is what was asked for."""
+        """Requested names that no field of an episode has; an error if `missing` is "error"."""
         have = list(dict.fromkeys(f.path for schema in schemas for f in schema.fields)) if self.names else []
         answered = {name for path in have for name in _answers_to(path)}
         names = [name for name in self.names or () if _key(name) not in answered]
@@ -60,16 +60,16 @@ class Selection:
 
     @property
     def is_skip(self) -> bool:
-        """True if an episode goes without a field that it lacks, even one that was asked for."""
+        """True if a field that an episode lacks is left out, even one that was asked for."""
         return isinstance(self.missing, str) and self.missing == "skip"
 
     @property
     def leaves_out(self) -> bool:
-        """True if an episode goes without a field that some of its steps lack."""
+        """True if a field that some steps of an episode lack is left out."""
         return self.is_skip or (self.is_error and self.names is None)
 
     def filled(self, name: str | Path, steps: int) -> Array:
-        """The stand-in for an absent field: of the shape and dtype that other episodes of this read have."""
+        """The stand-in for an absent field, of the shape and dtype that other episodes of this read have."""
         return self.filled_as(self._known.get(name), name, steps)
 
     def filled_as(self, spec: FieldSpec | None, name: str | Path, steps: int) -> Array:
@@ -80,7 +80,7 @@ class Selection:
             dtype = dtypes.to_numpy(spec.dtype)
             given = np.asarray(self.missing)
             if dtype.kind in "iub" and (given.dtype.kind not in "iub" or (given.astype(dtype) != given).any()):
-                raise ValueError(f"{dtype} cannot hold it")  # numpy would cut it to what it can
+                raise ValueError(f"{dtype} cannot hold it")  # numpy would truncate it
             return np.full((steps, *spec.shape), self.missing, dtype)
         except (TypeError, ValueError, OverflowError) as e:
             raise FieldError(
@@ -98,7 +98,7 @@ def _key(name: str | Path) -> str | Path:
 
 
 def _answers_to(path: Path) -> set[str | Path]:
-    """The names by which a field is asked for: its own and those of all above it, as texts and as tuples of keys."""
+    """The names of a field in requests: its own and those of all above it, as texts and as tuples of keys."""
     parts = "/".join(path).split("/")
     texts = ("/".join(parts[:n]) for n in range(1, len(parts) + 1))
     return {*texts, *(path[:n] for n in range(len(path) + 1))}

@@ -1,4 +1,4 @@
-"""Pure, no I/O: how many bytes the steps of episodes have, uncompressed, from their rows of the segments table."""
+"""Pure, no I/O: the bytes of episodes' steps, uncompressed, from their rows of the segments table."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ TEXT = ("str", "json")
 
 
 def of_spans(spans: Spans, rows: pa.Table, schemas: Sequence[ShardSchema], code: Ints, selection: Selection) -> Ints:
-    """Bytes of each episode in the fields selected; `rows` are COLUMNS of the segments table, one row a span, and
-    `code` is the number of the schema that each has.
+    """Bytes of each episode in the selected fields; `rows` are COLUMNS of the segments table, one row for each span,
+    and `code` is the number of its schema.
 
-    Ragged, offset and free fields count with what they hold; text counts as 8 bytes a value,
+    Ragged, offset and free fields count with all of their rows; text counts as 8 bytes a value,
     as its length is not known.
     """
     specs = [{s.name: s for s in selection.specs(one).values() if s.axis not in NODES} for one in schemas]
@@ -40,8 +40,8 @@ def of_spans(spans: Spans, rows: pa.Table, schemas: Sequence[ShardSchema], code:
 
 
 def step_bytes(schemas: Iterable[ShardSchema], *selections: Selection) -> int:
-    """Bytes of one step in the fields of each selection together, those of one row a step and the lengths of ragged
-    ones; by the schema with most."""
+    """Bytes of one step in the fields of all selections, those of one row a step and the lengths of ragged ones; by the
+    schema with most."""
     return max((sum(_of_step(one.specs(schema).values()) for one in selections) for schema in schemas), default=0)
 
 
@@ -54,7 +54,7 @@ def _of_row(spec: FieldSpec) -> int:
 
 
 def runs(nbytes: Ints, max_bytes: int) -> Iterator[tuple[int, int]]:
-    """Runs (start, stop) of episodes that have at most `max_bytes` together, each of one or more."""
+    """Ranges (start, stop) of episodes that have at most `max_bytes` together, each of one or more."""
     start, held = 0, 0
     for i, size in enumerate(nbytes.tolist()):
         if i > start and held + size > max_bytes:

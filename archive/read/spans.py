@@ -1,5 +1,4 @@
-"""Pure, no I/O: which steps of which episodes somebody wants, as rows of the segments table; and which fields these
-have, with those that came after them."""
+"""Pure, no I/O: wanted steps of episodes, as rows of the segments table; and their fields, with derived columns."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from archive.read.chunks import Segments
 class Spans:
     """Steps [lo, hi) of rows of the segments table; those of episode i are [offsets[i], offsets[i + 1]).
 
-    A span without steps stays, for what its segment has beside steps.  begun: where steps before `lo` were cut off.
+    An empty span stays, for fields of its segment beside steps.  begun: mask of spans that were cut off before `lo`.
     """
 
     def __init__(self, offsets: Ints, rows: Ints, lo: Ints, hi: Ints, begun: Bools | None = None) -> None:
@@ -31,7 +30,7 @@ class Spans:
 
     @classmethod
     def of_each(cls, rows: Any, lo: Any, hi: Any) -> Spans:
-        """One span an episode."""
+        """Spans with one for each episode."""
         row, first, stop = (np.asarray(values, np.int64) for values in (rows, lo, hi))
         return cls(np.arange(len(row) + 1), row, first, stop)
 
@@ -40,7 +39,7 @@ class Spans:
 
     @property
     def episode(self) -> Ints:
-        """The number of the episode here that each span is of."""
+        """The number of each span's episode here."""
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
     def lengths(self) -> Ints:
@@ -49,8 +48,8 @@ class Spans:
 
     @cached_property
     def more(self) -> Bools:
-        """A mask of the spans in which fields of more rows than steps go on: after the last step, and in the segments
-        that follow it; where no step is wanted, from where the steps were cut off."""
+        """Mask of the spans in which fields with more rows than steps go on: after the last step, and in the segments
+        after it; if no step is wanted, from where the steps were cut off."""
         at, episode = np.arange(len(self.rows)), self.episode
         last = self.offsets[:-1].copy()
         if self._begun is not None:
@@ -63,7 +62,7 @@ class Spans:
         return more
 
     def pick(self, chosen: Ints) -> Spans:
-        """The spans of the episodes of these numbers."""
+        """The spans of the episodes with these numbers."""
         counts = np.diff(self.offsets)[chosen]
         index = spans_of(self.offsets[:-1][chosen], counts)
         begun = None if self._begun is None else self._begun[index]
@@ -94,15 +93,15 @@ class Spans:
         return Spans(self.offsets + np.append(0, np.cumsum(added)), rows, lo, hi)
 
 
-# -- fields of steps, some of which came after them --------------------------------------------------------------------
+# -- fields of steps, with derived columns -----------------------------------------------------------------------------
 
 
 class Shown(NamedTuple):
-    """Steps, cut so that all of a span have the same fields. code: of each span its schema's number in `schemas`, in
-    which late fields are like any. Spans without steps have schemas of their own.
+    """Steps, cut so that all of a span have the same fields. code: the number of each span's schema in `schemas`, where
+    derived columns are like any field. Empty spans have schemas of their own.
 
-    own: the number among the segments' schemas of each before anything was added; late: of each its late fields, and
-    the number among the segments' schemas of what gives them.
+    own: the number of each among the segments' schemas, without derived columns; late: the derived columns of each,
+    with the number of their source among the segments' schemas.
     """
 
     spans: Spans
@@ -112,18 +111,18 @@ class Shown(NamedTuple):
     late: Sequence[Mapping[Path, int]]
 
     def source(self, path: Path, code: int) -> int:
-        """The number of the schema of the segments that have a field of steps of this code."""
+        """The number of the schema of the segments that have a field of steps with this code."""
         return self.late[code].get(path, self.own[code])
 
     def pick(self, episodes: Ints) -> Shown:
-        """That of the episodes of these numbers."""
+        """The part for the episodes with these numbers."""
         counts = np.diff(self.spans.offsets)[episodes]
         code = self.code[spans_of(self.spans.offsets[:-1][episodes], counts)]
         return self._replace(spans=self.spans.pick(episodes), code=code)
 
 
 def shown(spans: Spans, segments: Segments) -> Shown:
-    """The fields that these steps have. Where none is late, the spans and schemas are as they were."""
+    """The fields of these steps. Without derived columns, the spans and schemas are unchanged."""
     place = segments.places(spans.rows)
     if not segments.late:
         count = len(segments.schemas)
@@ -151,14 +150,14 @@ def _borders(spans: Spans, place: Ints, segments: Segments) -> Ints:
 
 
 def _kind(path: Path, segments: Segments, place: Ints, spans: Spans) -> Ints:
-    """The schema of what gives a late field of each span; -1 where nothing does."""
+    """The schema of the source of a derived column, for each span; -1 without one."""
     other, _ = _at(path, segments, place, spans.lo, spans.hi)
     return np.where(other >= 0, segments.schema[other], -1)
 
 
 def _at(path: Path, segments: Segments, place: Ints, lo: Ints, hi: Ints) -> tuple[Ints, Ints]:
-    """The segment with the late field of steps [lo, hi), -1 for none, and its first step there. No steps are where the
-    step before them is, if nothing is known of the one after."""
+    """The segment with the derived column of steps [lo, hi), -1 for none, and its first step there. An empty range is
+    where the step before it is, if nothing is known of the one after."""
     cover = segments.late[path]
     other, step = cover.find(place, lo)
     bare = np.flatnonzero((lo == hi) & (other < 0) & (lo > 0))
@@ -168,7 +167,7 @@ def _at(path: Path, segments: Segments, place: Ints, lo: Ints, hi: Ints) -> tupl
 
 
 def moved(path: Path, segments: Segments, place: Ints, lo: Ints, hi: Ints) -> tuple[Ints, Ints, Ints]:
-    """The segments that have a field of steps [lo, hi) of others, and where in them: the same where it is not late."""
+    """The segments that have a field of steps [lo, hi) of others, and the places there; unchanged if not derived."""
     if path not in segments.late:
         return place, lo, hi
     other, step = _at(path, segments, place, lo, hi)
@@ -177,7 +176,7 @@ def moved(path: Path, segments: Segments, place: Ints, lo: Ints, hi: Ints) -> tu
 
 
 def _merged(own: int, given: Mapping[Path, int], segments: Segments) -> ShardSchema:
-    """A schema with fields of others, in the place of its own of these paths."""
+    """A schema with the fields of others in place of its own of these paths."""
     schema = segments.schemas[own]
     if not given:
         return schema
@@ -198,7 +197,7 @@ def _spec(schema: ShardSchema, path: Path) -> FieldSpec:
 
 @dataclass(frozen=True)
 class StandIn(StepAxis):
-    """Steps without a field, for which something stands in: `value` makes so many rows of it."""
+    """Steps without a field, with a stand-in: `value` makes this many rows of it."""
 
     value: Callable[[int], Array]
 

@@ -1,5 +1,5 @@
-"""The objects that ranks save: cut buffers and rows come in; one object goes out, and back: a part of a checkpoint,
-which is whole, or a tick of a journal, which has what is new."""
+"""The objects that ranks save. Snapshots of buffers, and rows, come in; one object goes out, and can be read back: a
+part of a checkpoint, which is whole, or a tick of a journal, which has what is new."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Pure, no I/O: what ticks of a rank's journal say, checked against where they lie and what came before, and put
-together, without the bytes of their shards."""
+"""Pure, no I/O: the contents of a rank's journal objects, checked against their place and their predecessors, and
+merged, without the bytes of their shards."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _TOGETHER = 256
 
 
 class Delta:
-    """What one tick, or several that follow each other, add to what a rank holds.
+    """Additions to a rank's buffers by one tick, or by several in a row.
 
-    live: what it held when its journal began, if it resumed. gone: buffer -> steps that left. By buffer and name:
+    live: its contents when its journal began, if it resumed. gone: buffer -> evicted steps. By buffer and name:
     columns, from the oldest values to the newest; attributes, {episode id: value}.
     """
 
@@ -76,17 +76,16 @@ class Delta:
 
     @classmethod
     def of(cls, tick: TickObject, run: str, after: int) -> Self:
-        """What one object says; an IntegrityError if it is another run's, or if its rows do not follow those before
-        `after`."""
+        """The delta of one object. IntegrityError if it is of another run, or its rows do not continue from `after`."""
         index, where = tick.index, tick.where
         if index.run != run:
-            raise CorruptStateError(f"{where} says that it is of run {index.run!r:.80}, not of {run!r:.80}")
+            raise CorruptStateError(f"{where} is of run {index.run!r:.80}, not of {run!r:.80}")
         if index.sequence < after:
-            raise CorruptStateError(f"{where} ends at row {index.sequence}, and the object before it at {after}")
+            raise CorruptStateError(f"{where} ends at row {index.sequence}, before the end of its predecessor, {after}")
         columns = [column.steps for of in index.columns.values() for column in of.values()]
         for *_, lo, hi in chain(*index.gone.values(), *columns):
             if lo > hi:
-                raise CorruptStateError(f"{where} names steps {lo} to {hi}, which are none")
+                raise CorruptStateError(f"{where} names steps {lo} to {hi}, which is no range")
         out = cls()
         out.objects, out.nbytes, out.sequence = 1, tick.nbytes, index.sequence
         out.resumed_from, out.progress = index.resumed_from, index.progress
@@ -101,7 +100,7 @@ class Delta:
         return out
 
     def add(self, later: Delta) -> None:
-        """Add what came after it."""
+        """Add the delta that comes after this one."""
         self.objects += later.objects
         self.nbytes += later.nbytes
         for name in ("sequence", "live", "resumed_from", "progress"):
@@ -134,12 +133,12 @@ class Delta:
 
 
 def _path(buffer: str, name: str) -> str:
-    """No field has such a path: `%c` is no escape."""
+    """The path of a column's array. No field has such a path: `%c` is no escape."""
     return f"%columns/{escape(buffer)}/{escape(name)}"
 
 
 def _rows(tick: TickObject, kind: str, after: int) -> pa.Table:
-    """Its rows of a table, if they are its rank's own, numbered from `after` on, and lie in it."""
+    """The object's rows of a table, if they are its rank's own, numbered from `after` on, and stored in it."""
     import pyarrow.compute as pc
 
     index, table, where = tick.index, tick.table(kind), tick.where
@@ -152,15 +151,15 @@ def _rows(tick: TickObject, kind: str, after: int) -> pa.Table:
             f"{where} has {kind} rows {numbers['min']} to {numbers['max']}, not of {after} to {index.sequence}"
         )
     if kind == "segments" and {*distinct(table["shard"])} - {index.key}:
-        raise CorruptStateError(f"{where} has rows of steps that do not lie in it")
+        raise CorruptStateError(f"{where} has rows of steps that are not stored in it")
     return table
 
 
 def _check_writer(tick: TickObject, table: pa.Table, kind: str) -> None:
-    """The rows must be as many as it says, of its rank and (what was live before aside) of its session."""
+    """The rows must be as many as the index says, of its rank and (contents at the start aside) of its session."""
     index, where = tick.index, tick.where
     if table.num_rows != index.rows.get(kind, 0):
-        raise CorruptStateError(f"{where} has {table.num_rows} {kind} rows, and says {index.rows.get(kind, 0)}")
+        raise CorruptStateError(f"{where} has {table.num_rows} {kind} rows, its index says {index.rows.get(kind, 0)}")
     ranks = set(table["rank"].unique().to_pylist())
     sessions = set() if kind == "live" else set(table["session"].unique().to_pylist())
     if ranks - {index.rank} or sessions - {index.session}:
@@ -176,7 +175,7 @@ def _attributes(tick: TickObject) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def counted(segments: pa.Table) -> tuple[int, int]:
-    """The number of steps that rows of the segments table have, and of their episodes."""
+    """The numbers of steps and of episodes in rows of the segments table."""
     import pyarrow.compute as pc
 
     if not segments.num_rows:

@@ -1,8 +1,8 @@
-"""Pure, no I/O: what a session's ranks held when their journals ended: a fold of the checkpoint before it and of what
-each rank's ticks add, as if all ranks had been cut then.
+"""Pure, no I/O: the buffers of a session's ranks when their journals ended: a fold of the checkpoint before and of each
+rank's ticks, as if all ranks had been cut then.
 
-Live are the steps of before and those that came, less what left; of values the newest that was saved or journaled
-counts.
+Live are the steps of the checkpoint and those that ticks added, without evicted ones. The newest value that was saved
+or journaled counts.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ Array = np.ndarray[Any, Any]
 Owner = tuple[int, str]  # rank, buffer
 Saved = tuple[Mapping[str, Column], Mapping[str, Mapping[str, Any]]]  # columns; attributes, {episode id: value}
 Kind = tuple[str, tuple[int, ...]]  # of a column: its dtype, and the shape of a row in stored form
-FOLDED = ("episode_id", *tables.LOCATING)  # columns of the segments table that a fold asks for
+FOLDED = ("episode_id", *tables.LOCATING)  # columns of the segments table that a fold needs
 _ENDS = ("buffer", "shard", "env_id", "position", "length", "episode_id", "sequence", "last", "reason")
 
 
 class Before(NamedTuple):
-    """The checkpoint that a fold begins with; as it is by default, there is none.
+    """The checkpoint that a fold begins with; by default there is none.
 
-    own: it is of the session whose ticks are added, and `sequences` says which of its rows are in it; else the session
-    went on from it. live: its rows of the live table; left_out: rows as of this table of what its ranks held beside
-    it. parts: rank -> index of its part. values: gives what a rank has of a buffer.
+    own: it is of the session whose ticks are added, and `sequences` bounds the rows in it; else the session
+    went on from it. live: its rows of the live table; left_out: rows, as of that table, that its ranks held beside
+    it. parts: rank -> index of its part. values: the columns and attributes of a rank's buffer.
     """
 
     own: bool = False
@@ -53,7 +53,7 @@ class Before(NamedTuple):
 class SessionFold:
     """The live steps, positions, open episodes, columns and attributes of all ranks.
 
-    Steps are by stream, with columns `owner` (whose buffer they are in), `env` and `position` (where in it). Streams
+    Steps are by stream, with columns `owner` (the buffer's), `env` and `position` (the place in it). Streams
     and owners are numbered as they are met.
     """
 
@@ -61,15 +61,15 @@ class SessionFold:
         self, session: str, world_size: int, before: Before, deltas: Mapping[int, Delta], segments: pa.Table,
         spared: Mapping[str, Sequence[Stretch]] | None = None,
     ) -> None:  # fmt: skip
-        """segments: rows of the segments table, old and new, which say what the live steps are of. spared: buffer ->
-        steps that are live although they left."""
+        """segments: rows of the segments table, old and new, for the live steps. spared: buffer -> steps that are live
+        although they were evicted."""
         self._session = session
         self._before = before
         self._deltas = deltas
         self.world_size = world_size
         self._streams, self._owners = _Numbers(), _Numbers()
         self._saved, self._left_out = self._rows(before.live), self._rows(before.left_out)
-        self._held = self._saved if before.own else self._resumed()  # when the ticks began
+        self._held = self._saved if before.own else self._resumed()  # at the start of the ticks
         every = Steps.joined([self._held, *self._appended()])  # from here on all streams of live steps have numbers
         gone = [self._stretches(buffer, some) for delta in deltas.values() for buffer, some in delta.gone.items()]
         kept = [self._stretches(buffer, some) for buffer, some in (spared or {}).items()]
@@ -78,7 +78,7 @@ class SessionFold:
         self._owner, self._located = self._episodes(runs, segments)
         self.lacking: dict[tuple[int, str, str], int] = {}  # rank, buffer, column -> steps without a value
 
-    # -- live steps ----------------------------------------------------------------------------------------------
+    # -- live steps ----------------------------------------------------------------------------------------------------
 
     def _rows(self, *some: pa.Table | None) -> Steps:
         """Rows that have the columns of the live table."""
@@ -90,7 +90,7 @@ class SessionFold:
         return Steps(stream, lo, hi, follows=("position",), owner=owner, env=env, position=position)
 
     def _stretches(self, buffer: str, some: Iterable[Stretch]) -> Steps:
-        """Stretches of a buffer's streams; of those in which nothing is live, too."""
+        """Ranges of a buffer's streams, also of streams without live steps."""
         known = self._streams.get
         columns = [(known((buffer, session, rank, env), -1), lo, hi) for session, rank, env, lo, hi in some]
         return Steps(*np.array(columns, np.int64).reshape(-1, 3).T)
@@ -100,7 +100,7 @@ class SessionFold:
         return steps.pick(steps["owner"] == self._owners.get(owner, -1))
 
     def _appended(self) -> Iterator[Steps]:
-        """The steps that ticks added since the checkpoint, and episodes without steps, where their ranks put them."""
+        """The steps that ticks added since the checkpoint; episodes without steps are where their ranks put them."""
         import pyarrow.compute as pc
 
         for rank, delta in self._deltas.items():
@@ -121,8 +121,9 @@ class SessionFold:
         return Steps.joined([taken, *self._left_over(taken, dead[0])]) if dead else taken
 
     def _left_over(self, taken: Steps, rank: int) -> Iterator[Steps]:
-        """What a rank gets that died before it said what it held: of what its session went on from all that no other
-        took. Of several ranks each gets env rows of its own; without an env row they follow each other."""
+        """The steps that a rank gets if it died before its first journal object: those that no other rank took of the
+        session's origin. Of several such ranks each has env rows of its own; without an env row they follow each
+        other."""
         rest = self._saved.minus(taken.placed)
         rows, ends = Counter[str](), Counter[str]()  # by buffer, of the ranks so far
         for owner in sorted(self._owners):
@@ -137,7 +138,7 @@ class SessionFold:
             ends[buffer] += int((position + np.maximum(mine.length, 1))[alone].max(initial=0))
 
     def _episodes(self, runs: Steps, segments: pa.Table) -> tuple[Ints, Steps]:
-        """The live steps as a live set has them, and whose each row is; an error if one is in no segment."""
+        """The live steps as a live set, and the episode of each row; an error if a step is in no segment."""
         rank, buffer = self._owners.columns(runs["owner"], 2)
         _, session, stream_rank, stream_env = self._streams.columns(runs.stream, 4)
         live = {
@@ -150,10 +151,10 @@ class SessionFold:
         where = runs["env"][run], found["position"], found.length
         return runs["owner"][run], live_steps(*where, episode[row], runs.stream[run], position[row] + found.lo)
 
-    # -- cuts ----------------------------------------------------------------------------------------------------
+    # -- snapshots -----------------------------------------------------------------------------------------------------
 
     def cuts(self, rank: int) -> list[Cut]:
-        """The buffers of a rank, as a checkpoint has them; also those in which nothing is live."""
+        """The buffers of a rank, as a checkpoint has them; also those without live steps."""
         delta, part = self._deltas.get(rank), self._before.parts.get(rank)
         named = {*delta.gone, *delta.columns, *delta.attributes} if delta is not None else set()
         named |= set(part.buffers) if part is not None else set()
@@ -175,7 +176,7 @@ class SessionFold:
         )  # fmt: skip
 
     def _began(self, owner: Owner, runs: Steps, names: Sequence[str]) -> tuple[dict[int, int], dict[int, str]]:
-        """Next positions and open episodes as far as they do not follow from the rows of ticks."""
+        """Next offsets and open episodes, as far as they do not follow from the rows of ticks."""
         before, (rank, buffer), held = self._before, owner, self._of(self._held, owner)
         end = held["position"] + np.maximum(held.length, 1)
         env, end = np.append(runs.stream, held["env"]), np.append(runs.placed.hi, end)
@@ -195,13 +196,13 @@ class SessionFold:
         return following, {env: name for env, name in last.items() if name in opened}
 
     def _as_before(self, owner: Owner) -> bool:
-        """True if a resumed rank began with what the one of its number had held: a plan may have moved it."""
+        """True if a resumed rank began with what the same rank had held: a plan may have moved it."""
         some = [self._of(steps, owner) for steps in (self._held, self._saved)]
         rows = [np.stack([one.stream, one.lo, one.hi, one["env"], one["position"]]) for one in some]
         began, before = (columns[:, np.lexsort(columns)] for columns in rows)
         return np.array_equal(began, before)
 
-    # -- columns and attributes ----------------------------------------------------------------------------------
+    # -- columns and attributes ----------------------------------------------------------------------------------------
 
     def _values(self, owner: Owner, runs: Steps, names: set[str]) -> tuple[dict[str, Column], dict[str, str]]:
         """The columns of live steps, and attributes of live episodes as JSON."""
@@ -228,7 +229,7 @@ class SessionFold:
 
     @cached_property
     def _kinds(self) -> dict[str, dict[str, Kind]]:
-        """The columns of each buffer that some rank has values of: a plan may deal its steps to any rank."""
+        """The columns of each buffer that some rank has values for: a plan may deal its steps to any rank."""
         out: dict[str, dict[str, Kind]] = {}
         for index in self._before.parts.values():
             for buffer, refs in index.columns.items():
@@ -255,12 +256,12 @@ class _Numbers(dict[Any, int]):
         return self[name]
 
     def of(self, *columns: pa.ChunkedArray) -> Ints:
-        """The numbers of many names, each of one entry of each column."""
+        """The numbers of many names; each name has one entry of each column."""
         names = zip(*(column.to_pylist() for column in columns), strict=True)
         return np.array([self[name] for name in names], np.int64)
 
     def columns(self, numbers: Ints, width: int) -> list[list[Any]]:
-        """The entries of their names, of so many each, by column."""
+        """The names of these numbers, as columns of `width` entries."""
         names = list(self)
         return [[names[number][at] for number in numbers.tolist()] for at in range(width)]
 
@@ -268,11 +269,10 @@ class _Numbers(dict[Any, int]):
 def _ends(
     segments: pa.Table, buffer: str, following: Mapping[int, int], opened: Mapping[int, str]
 ) -> tuple[dict[int, int], dict[int, str]]:
-    """Env row of a buffer -> the position of its next step, and the id of the episode that is open there: as it was
-    before, and as rows of ticks say. An episode that was added without an env row is never open: no step can follow it
-    there."""
+    """Env row of a buffer -> the offset of its next step, and the id of its open episode: from before, and from rows of
+    ticks. An episode that was added without an env row is never open: no step can follow it."""
     following = dict(following)
-    newest: dict[int, tuple[int, int, str | None]] = {}  # env row -> position, sequence, open episode of its last row
+    newest: dict[int, tuple[int, int, str | None]] = {}  # env row -> offset, sequence, open episode of its last row
     closed: dict[str, int] = {}  # episode -> sequence of the row that closes it
     lies: dict[str, tuple[int, int]] = {}  # episode -> sequence and env row of its newest row: a revision has another
     columns = zip(*(segments[column].to_pylist() for column in _ENDS), strict=True)
@@ -296,9 +296,8 @@ def _ends(
 
 
 def fill(wanted: Steps, given: Sequence[tuple[Column, Steps]]) -> tuple[Column, int]:
-    """The newest value of each step, of those given for steps from the oldest to the newest, and how many steps have
-    none: these get NaN where the dtype has it, else its zero. Values of another dtype or shape than the newest ones do
-    not count."""
+    """The newest value of each step, from values of steps, oldest first; and the number of steps without one: these get
+    NaN where the dtype has it, else its zero. Values of another dtype or shape than the newest ones do not count."""
     newest, _ = given[-1]
     own = offsets_of(wanted.length)
     out = _blank(newest.dtype, int(own[-1]), newest.array.shape[1:])
@@ -315,7 +314,7 @@ def fill(wanted: Steps, given: Sequence[tuple[Column, Steps]]) -> tuple[Column, 
 
 
 def _blank(dtype: str, count: int, shape: tuple[int, ...]) -> Array:
-    """Rows in stored form, of this shape each, of steps whose value nobody knows."""
+    """Rows in stored form, of this shape, for steps without a known value."""
     kind = dtypes.to_numpy(dtype)
     if kind.kind in "OUT":
         return np.full((count, *shape), "null" if dtype == "json" else "", object)

@@ -1,8 +1,8 @@
-"""Pure, no I/O: the indexes of the objects that a rank saves, as records: of its part of a checkpoint, which has all
-that its buffers hold, and of a tick of its journal, which has what is new.
+"""Pure, no I/O: the indexes of the objects that a rank saves, as records: of its part of a checkpoint, with all that
+its buffers hold, and of a tick of its journal, with what is new.
 
-archive/FORMAT.md says what each field means. Both lie in front of a ZIP that is also a Zarr group
-(`archive.shard.indexed`), and name where its members lie.
+archive/FORMAT.md says what each field means. Both stand in front of a ZIP that is also a Zarr group
+(`archive.shard.indexed`), and have the offsets of its members.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from archive.log import Discarded, Lineage, Sighting
 from archive.shard import Members, indexed
 from archive.write import Stretch
 
-UNCONSUMED = "unconsumed.json"  # the member with what was drawn and not trained on
+UNCONSUMED = "unconsumed.json"  # the member with keys that were drawn and not trained on
 LEDGER = "ledger.parquet"  # the member with rows of the ledger table, if there are any
 LEFT_OUT = "left_out.parquet"  # the member with these, if there are any
 
@@ -58,8 +58,8 @@ class AttributeRef(Record):
 
 @dataclass(frozen=True, slots=True)
 class StateRef(Record):
-    """A tree of state: its skeleton, and its arrays with their numbers of rows; those in `scalars` have no axis. They
-    lie in this staged object or, where one is named, in an earlier one."""
+    """A tree of state: its skeleton, and its arrays with their numbers of rows; those in `scalars` have no axis. The
+    arrays are in this staged object or, where one is named, in an earlier one."""
 
     skeleton: Mapping[str, Any]
     prefix: str
@@ -76,7 +76,7 @@ class StateRef(Record):
 
 @dataclass(frozen=True, slots=True)
 class PartBuffer(Record):
-    """A buffer of one rank. Env row -> where its next step goes, and the id of the episode that is open there."""
+    """A buffer of one rank. Env row -> the offset of its next step, and the id of its open episode."""
 
     steps: Count
     episodes: Count
@@ -87,7 +87,7 @@ class PartBuffer(Record):
 
 @dataclass(frozen=True, slots=True)
 class PartRows(Record):
-    """How many rows of the tables were staged; `left_out`: as of the live table, of what its writer holds beside it."""
+    """The number of staged rows of each table; `left_out`: rows as of the live table that its writer holds beside."""
 
     segments: Count
     chunks: Count
@@ -140,14 +140,14 @@ class PartIndex(Record):
 
     @property
     def objects(self) -> set[str]:
-        """The staged objects, its own and earlier ones, in which its columns, attributes and states lie."""
+        """The staged objects, its own and earlier ones, that have its columns, attributes and states."""
         columns = {one.object for of in self.columns.values() for one in of.values()}
         attributes = {one.object for of in self.attributes.values() for one in of.values()}
         return columns | attributes | {one.object for one in self.states.values() if one.object is not None}
 
     @property
     def lengths(self) -> dict[str, int]:
-        """Array -> its number of rows, of the arrays that columns, and states of its own, name."""
+        """Array -> its number of rows, for the arrays that columns, and states of its own, name."""
         columns = {one.array: one.rows for of in self.columns.values() for one in of.values()}
         states = [one for one in self.states.values() if one.object is None]
         return {path: rows for state in states for path, rows in state.arrays.items()} | columns
@@ -155,7 +155,7 @@ class PartIndex(Record):
 
 @dataclass(frozen=True, slots=True)
 class TickColumn(Record):
-    """Values of a column in a tick: an array of its object, and the steps that they are of, in its order."""
+    """Values of a column in a tick: an array of its object, and their steps, in its order."""
 
     array: str
     dtype: str
@@ -166,11 +166,11 @@ class TickColumn(Record):
 class TickIndex(Record):
     """The index of an object of a rank's journal.
 
-    It holds one shard at most: a tick of more shards makes more objects, all but the last of which say that it goes on.
+    It holds one shard at most: a tick of more shards makes more objects; all but the last have `goes_on`.
     `sequence`: the rank's rows below this number are in it or came before. `goes_on`: its tick does, in the next one.
-    `rows`: table -> how many it has. `gone`: buffer -> steps that left it since the object before. `live`: it has rows
-    of the live table: what a resumed rank held when its journal began. Columns and attributes by buffer and name; an
-    attribute is {episode id: JSON value} as text. `progress`: as in a part; None where nothing new was said.
+    `rows`: table -> its number of rows. `gone`: buffer -> steps evicted since the object before. `live`: it has rows
+    of the live table: the contents of a resumed rank when its journal began. Columns and attributes by buffer and name;
+    an attribute is {episode id: JSON value} as text. `progress`: as in a part; None where it did not change.
     `resumed_from`: the commit of the checkpoint that the rank's writer went on from; None if there is none. `seen`: the
     newest commit that it knew. `ended_by`: the session that takes the place of the rank's, and made this object so that
     the rank cannot: the journal ends before it.
@@ -206,14 +206,14 @@ I = TypeVar("I", PartIndex, TickIndex)  # noqa: E741
 
 
 def load(kind: type[I], data: bytes, key: str, where: str, nonce: str | None = None) -> I:
-    """The index that these bytes are, of the object at `key`; CorruptStateError if it is damaged, or another object's:
-    what it says of itself must be what leads to it. nonce: as whoever refers to it says; None where nobody did yet."""
+    """The index of the object at `key`, parsed; CorruptStateError if it is damaged, or another object's: it must
+    identify itself as what leads to it does. nonce: the one in the reference; None where there is no reference yet."""
     body = indexed.parse_index(data, where)
     index = kind.from_json(body, what=f"the index of {where}", error=CorruptStateError, remedy=kind.REMEDY)
     if index.key != key or nonce not in (None, index.nonce):
         again = ", written another time" if index.key == key else ""
         raise CorruptStateError(
-            f"{where} is not the object that belongs there: it says that it is {index.key}{again}; put the right "
+            f"{where} is not the object that belongs there: its index says {index.key}{again}; put the right "
             f"object back, or {kind.REMEDY}"
         )
     return index

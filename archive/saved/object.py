@@ -1,5 +1,5 @@
-"""The objects that a rank saves, as they are packed and read: the index first, then only the members that are asked
-for; of a tick, which is read whole, all from the bytes that came."""
+"""The objects that a rank saves, packed and read: the index first, then only the members that are asked for. A tick's
+object is read whole."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ _END, _END_BYTES = b"PK\x05\x06", 22  # of a ZIP: its last record
 
 
 def pack(index: I, rows: Mapping[str, pa.Table], members: Sequence[Member]) -> tuple[list[Any], list[Placed]]:
-    """The buffers of an object with these rows of tables and these members, and where its members lie in it."""
+    """The buffers of an object with these rows of tables and these members, and the places of its members."""
     files: list[Member] = [file_member(f"{name}.parquet", tables.dumps(table)) for name, table in rows.items()]
     buffers, placed = indexed.pack(index, [*files, *members])
     return buffers, placed[len(files) :]
 
 
 class SavedObject(Generic[I]):
-    """An object that lies at `key`."""
+    """An object of the archive, at `key`."""
 
     index: I
-    damage: str  # what errors say of it
+    damage: str  # the remedy in errors
 
     def __init__(self, key: str, where: str) -> None:
         self.key = key
@@ -67,7 +67,7 @@ class SavedObject(Generic[I]):
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Errors within say how to go on without what is damaged or gone."""
+        """Add to errors within how to go on without what is damaged or gone."""
         yield
 
     @cached_property
@@ -83,7 +83,7 @@ class SavedObject(Generic[I]):
         return name in self._places
 
     def files(self, names: Sequence[str]) -> list[bytes]:
-        """Members that are no part of the Zarr group, by name."""
+        """Members that are not part of the Zarr group, by name."""
         if absent := [n for n in names if not self.has(n)]:
             raise CorruptStateError(f"{self.where} has no member {absent[0]!r:.80}; {self.damage}")
         wanted = [self._places[name] for name in names]
@@ -104,7 +104,7 @@ class SavedObject(Generic[I]):
             raise CorruptStateError(f"{member.name!r:.80} in {self.where} does not match its checksum; {self.damage}")
 
     def tables(self, *kinds: str) -> list[pa.Table]:
-        """Its rows of tables of the archive, which are in the members <table>.parquet."""
+        """Its rows of tables of the archive, from the members <table>.parquet."""
         files = self.files([f"{kind}.parquet" for kind in kinds])
         return [self._rows(data, kind, kind) for data, kind in zip(files, kinds, strict=True)]
 
@@ -113,15 +113,15 @@ class SavedObject(Generic[I]):
 
 
 class Part(SavedObject[PartIndex]):
-    """One rank's part of a checkpoint: all that its buffers hold. `nonce`: of the object that is meant, where what
-    refers to it says so."""
+    """One rank's part of a checkpoint: all that its buffers hold. `nonce`: of the expected object, if the reference has
+    it."""
 
     damage = "the state is damaged"
 
     def __init__(
         self, storage: Storage, key: str, nonce: str | None = None, remedy: Callable[[], str] | None = None
     ) -> None:
-        """remedy: what errors say of going on without it."""
+        """remedy: the sentence in errors on how to go on without it."""
         super().__init__(key, storage.full_url(key))
         self.storage = storage
         self._nonce = nonce
@@ -129,7 +129,7 @@ class Part(SavedObject[PartIndex]):
 
     @classmethod
     def written(cls, storage: Storage, index: PartIndex, adds: RankRows, live: pa.Table) -> Self:
-        """The part that this process has just written, which need not be read for what is given here."""
+        """The part that this process has just written; what is given here is not read back."""
         out = cls(storage, index.key, index.nonce)
         out.index, out.rows_held = index, (adds, live)
         return out
@@ -141,7 +141,7 @@ class Part(SavedObject[PartIndex]):
         return head if stop <= len(head) else head + self.storage.get(self.key, len(head), stop)
 
     def _get(self, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Bytes of the object; what came with its index is not asked for again."""
+        """Bytes of the object; those that came with its index are not fetched again."""
         head = self._head
         fetched = iter(self.storage.get_ranges([one for one in ranges if one.stop > len(head)]))
         return [head[one.start : one.stop] if one.stop <= len(head) else next(fetched) for one in ranges]
@@ -157,7 +157,7 @@ class Part(SavedObject[PartIndex]):
 
     @cached_property
     def index(self) -> PartIndex:
-        """What it says of itself; CorruptStateError if that is damaged, or if another object should lie here."""
+        """Its index; CorruptStateError if that is damaged, or is of another object."""
         with self._told():
             start, stop = indexed.index_span(self._head, self.where)
             return load(PartIndex, self._head[start:stop], self.key, self.where, self._nonce)
@@ -170,7 +170,7 @@ class Part(SavedObject[PartIndex]):
         return RankRows(segments, chunks, tables.concat("ledger", found)), live
 
     def left_out(self) -> pa.Table:
-        """Rows as of the live table: what is live in its writer, and not in the checkpoint."""
+        """Rows as of the live table: steps that are live in its writer, and not in the checkpoint."""
         found = self.files([LEFT_OUT]) if self.index.rows is not None and self.index.rows.left_out else []
         return tables.concat("live", [self._rows(data, "live", LEFT_OUT) for data in found])
 
@@ -202,12 +202,12 @@ class Part(SavedObject[PartIndex]):
             chunks = members_of(self.key, reads, blocks, lambda shard: "this rank's state")
             view = ShardView(bytes(chunks.pop(_METADATA)))
             return {name: view.read_many(name, pairs, chunks) for name, pairs in wanted.items()}
-        except (IntegrityError, UsageError) as e:  # or its index says of more rows than there are
+        except (IntegrityError, UsageError) as e:  # or its index has more rows than there are
             with self._told():
                 raise CorruptStateError(f"the state in {self.where} is damaged: {e}") from e
 
     def _check_there(self, wanted: Mapping[str, Sequence[tuple[int, int]]]) -> None:
-        """Arrays of which rows are wanted must have chunks; those of no rows have none."""
+        """Wanted arrays must have chunks, unless no rows of them are wanted."""
         needed = ["", *(name for name, runs in wanted.items() if any(start < stop for start, stop in runs))]
         if absent := [name for name in needed if name not in self.arrays_index.arrays]:
             raise CorruptStateError(f"{self.where} has no array {absent[0]!r:.80}; {self.damage}")
@@ -231,7 +231,7 @@ class Part(SavedObject[PartIndex]):
         return self.tree(entry, buffer)
 
     def tree(self, entry: StateRef, buffer: str) -> Any:
-        """A tree of state whose arrays lie in this object."""
+        """A tree of state with arrays in this object."""
         self.index  # noqa: B018  # is it the object that is meant?
         arrays = self.rows({path: [(0, n)] for path, n in entry.arrays.items()})
         plain = {path.removeprefix(entry.prefix): a[0] for path, a in arrays.items()}
@@ -246,7 +246,7 @@ class Part(SavedObject[PartIndex]):
 
 
 class Values(NamedTuple):
-    """Values of a column, one each of these steps, in order."""
+    """Values of a column, one for each of these steps, in order."""
 
     column: Column
     steps: Sequence[Stretch]
@@ -262,7 +262,7 @@ class TickObject(SavedObject[TickIndex]):
         self._data = data
         self.index = load(TickIndex, data[slice(*indexed.index_span(data, where))], key, where)
         if data[-_END_BYTES:][:4] != _END:
-            raise CorruptStateError(f"{where} ends before its end, as what was torn does; {TickIndex.REMEDY}")
+            raise CorruptStateError(f"{where} is cut short, as by a torn write; {TickIndex.REMEDY}")
         for member in self.index.members:
             self._check(member, self._get([self._range(member)])[0])
 
@@ -283,8 +283,8 @@ class TickObject(SavedObject[TickIndex]):
         return self.tables(kind)[0] if self.index.rows.get(kind) else tables.schema(kind).empty_table()
 
     def chunks(self) -> pa.Table:
-        """Rows of the chunk table for the shard in it: its index says where all members lie."""
-        of_group = (one for one in self.index.members if one.chunk < 0 or one.array)  # and no table
+        """Rows of the chunk table for the shard in it, from the offsets in its index."""
+        of_group = (one for one in self.index.members if one.chunk < 0 or one.array)  # not those of tables
         return tablefiles.chunk_rows(self.key, [replace(one, offset=self._base + one.offset) for one in of_group])
 
     def values(self) -> dict[str, dict[str, Values]]:

@@ -1,4 +1,4 @@
-"""Writing a rank's part of a checkpoint: what was cut, and the rows written since the last commit, as one object."""
+"""Writing a rank's part of a checkpoint: its snapshot, and the rows written since the last commit, as one object."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLUMN_CHUNK_BYTES = 1024 * 1024
 
 
 class Request(NamedTuple):
-    """A checkpoint that is asked for. part: as far as it does not follow from buffers and rows.  folder: whose git
+    """The request of a checkpoint. part: the keys that do not follow from buffers and rows.  folder: the one whose git
     revision is recorded; None where the lineage is known."""
 
     part: PartIndex
@@ -32,8 +32,8 @@ class Request(NamedTuple):
 
 
 class _PartDraft:
-    """A part that is being made. Columns and attributes that are as they were in an earlier part are referred to; the
-    rest is collected in `arrays` and `files`."""
+    """A part in the making. Columns and attributes that are unchanged since an earlier part become references; the rest
+    is collected in `arrays` and `files`."""
 
     def __init__(self, index: PartIndex, earlier: PartIndex | None, gone: Gone) -> None:
         self.key, self.nonce = index.key, index.nonce
@@ -44,11 +44,11 @@ class _PartDraft:
 
     @cached_property
     def _gone(self) -> Collection[str]:
-        """The earlier part's objects that were let go of; asked once something is unchanged."""
+        """The earlier part's objects that were forgotten; asked for once something is unchanged."""
         return () if self._earlier is None else self._find_gone(self._earlier.objects)
 
     def _earlier_one(self, kind: str, buffer: str, name: str, mark: str) -> Any:
-        """The earlier reference to the same values; None if there is none, or what it refers to is gone."""
+        """The earlier reference to the same values; None if there is none, or its object is gone."""
         earlier = {} if self._earlier is None else getattr(self._earlier, kind)
         ref = earlier.get(buffer, {}).get(name)
         return ref if ref is not None and ref.digest == mark and ref.object not in self._gone else None
@@ -89,8 +89,8 @@ def stage(
     """Write a rank's part of a checkpoint, create-only. CheckpointError if its name is taken.
 
     earlier: its part of the last committed checkpoint, whose columns and attributes are referred to where they are
-    unchanged; gone: gives which of some objects were forgotten or pruned since that was committed.  states: those that
-    lie in the objects of an earlier checkpoint.
+    unchanged; gone: gives those of some objects that were forgotten or pruned since its commit.  states: trees with
+    arrays in objects of an earlier checkpoint.
     """
     index = request.part
     draft = _PartDraft(index, earlier, gone)
@@ -127,16 +127,16 @@ def stage(
 
 
 def name_taken(storage: Storage, key: str) -> CheckpointError:
-    """The error of a checkpoint whose staged object would have the name of another one."""
+    """The error of a checkpoint whose name was staged before."""
     return CheckpointError(
-        f"{storage.full_url(key)} is, or was, there already: this session has staged a checkpoint of this name before; "
+        f"{storage.full_url(key)} exists or existed: this session has staged a checkpoint of this name before; "
         "give the checkpoint another name"
     )
 
 
 def keeps_rows(index: PartIndex, written: Sequence[Written]) -> bool:
-    """True if a checkpoint has the rows of what was written: always where buffers are saved; else where some are of a
-    ledger, which would come apart from the episodes that it speaks of."""
+    """True if a checkpoint has the rows that were written: always where buffers are saved; else where some are of a
+    ledger, which must not come apart from its episodes."""
     return index.replay_saved or any(one.rows.ledger.num_rows for one in written)
 
 

@@ -1,5 +1,5 @@
-"""The tables of the manifest: as they are declared, as Arrow and Parquet have them, how their rows hang on segments.
-Columns and bytes come in; tables, bytes, masks and numbers of rows go out."""
+"""The tables of the manifest: their declarations, their Arrow and Parquet forms, and the relation of their rows to
+segments. Columns and bytes come in; tables, bytes, masks and numbers of rows go out."""
 
 from __future__ import annotations
 

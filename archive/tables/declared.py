@@ -1,6 +1,6 @@
-"""Pure, no I/O: the manifest's tables as they are declared: their columns, in which rows these have nulls, between
-which bounds their numbers are, how values and rows go together, and which segments a row is of. Whoever reads a table
-relies on all of that (`tables.loads`); the tables of archive/FORMAT.md are made of it."""
+"""Pure, no I/O: the declarations of the manifest's tables: columns, nulls, bounds of numbers, rules for several
+columns, and the segments that a row is of. Readers of tables rely on all of that (`tables.loads`); the tables of
+archive/FORMAT.md are made of it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 MOST_SIBLINGS = 1 << 20  # of a prompt: each takes a byte while it is in flight
 MOST_RANKS = 100_000  # of a world: keys have five digits for them
-MOST = (1 << 48) - 1  # rows, steps, bytes, commits: more than there will be, and sums of them fit into 64 bits
+MOST = (1 << 48) - 1  # rows, steps, bytes, commits: more than ever occur, and their sums fit into 64 bits
 LEAST_INT, MOST_INT = -(1 << 63), (1 << 63) - 1
 ADDRESS = ("session", "rank", "sequence")  # of a segment
 STREAM = ("session", "buffer", "rank", "env_id")
 STRETCH = (*STREAM, "position", "length")  # steps of a stream
 EPISODE = ("episode_id",)
 LIVE_STREAM = ("session", "buffer", "stream_rank", "stream_env")
-CHUNK_FILE = ("chunks", "chunks_bytes", "chunks_crc32c")  # that has the chunks of a row's shard
+CHUNK_FILE = ("chunks", "chunks_bytes", "chunks_crc32c")  # the file with the chunks of a row's shard
 
 
 class TableColumn(NamedTuple):
-    """A column: its type, least and greatest number, and in which rows there may be nulls."""
+    """A column: its type, least and greatest number, and the rows that may have nulls."""
 
     kind: str
     least: int = LEAST_INT
@@ -36,11 +36,11 @@ class TableColumn(NamedTuple):
     nulls: bool = False  # in any row
     given: str = ""  # in no row that has this other column
     dropped: str = ""  # in no row without this flag
-    late: bool = False  # whatever it says of nulls it says of committed rows: more is known of them
+    late: bool = False  # its rules for nulls hold for committed rows alone
     new: bool = False  # files of earlier versions do not have it: null there
-    prose: bool = False  # long texts, which nobody reads row by row
-    meaning: str = ""  # as archive/FORMAT.md has it; empty: it is told with the next column
-    absent: str = "never"  # when it is null
+    prose: bool = False  # long texts, which are never read row by row
+    meaning: str = ""  # for archive/FORMAT.md; empty: the next column's text covers it
+    absent: str = "never"  # the case in which it is null
 
     def says(self, meaning: str) -> Self:
         return self._replace(meaning=meaning)
@@ -49,15 +49,15 @@ class TableColumn(NamedTuple):
         return self._replace(least=least, most=most)
 
     def where(self, other: str, absent: str) -> Self:
-        """Null where another column is."""
+        """The column, null where another column is given."""
         return self._replace(given=other, absent=absent)
 
     def unless(self, flag: str) -> Self:
-        """Null where a flag says so."""
+        """The column, null unless a flag is set."""
         return self._replace(dropped=flag, absent=flag)
 
     def or_null(self, absent: str = "never") -> Self:
-        """Null in any row: readers let it pass also where no writer leaves it out."""
+        """The column, null in any row: readers accept that also where no writer does it."""
         return self._replace(nulls=True, absent=absent)
 
     @property
@@ -66,12 +66,12 @@ class TableColumn(NamedTuple):
 
     @property
     def added(self) -> Self:
-        """Files of earlier versions do not have it."""
+        """The column, which files of earlier versions lack."""
         return self._replace(new=True)
 
 
 class Rule(NamedTuple):
-    """A rule for values of several columns together: what is wrong, and a test whether it is so in a table."""
+    """A rule for values of several columns together: a text, and a test that finds a violation in a table."""
 
     columns: tuple[str, ...]
     wrong: str
@@ -83,10 +83,10 @@ class Table(NamedTuple):
 
     columns: Mapping[str, TableColumn]
     rules: tuple[Rule, ...] = ()
-    of: tuple[str, ...] = ()  # ADDRESS, STRETCH or EPISODE: the columns that say of which segments a row is
+    of: tuple[str, ...] = ()  # ADDRESS, STRETCH or EPISODE: the columns that name a row's segments
     listed: bool = False  # each commit repeats its parent's list of files
-    about: tuple[str, ...] = ()  # of rows with the same in all of these (of lists: in an entry) the last counts
-    told: tuple[str, ...] = ()  # what tells them apart, in whichever archive they are
+    about: tuple[str, ...] = ()  # among rows with the same values in these (of lists: in an entry) the last counts
+    told: tuple[str, ...] = ()  # the columns that tell rows apart, in any archive
 
 
 def _turned(table: pa.Table) -> bool:
@@ -102,7 +102,7 @@ def _mixed(table: pa.Table) -> bool:
 
 
 def _twice(table: pa.Table) -> bool:
-    """True if a step is in two live runs."""
+    """True if a step is in two live ranges."""
     (stream,) = row_codes(table.select(LIVE_STREAM))
     runs = Steps(stream, numbers(table["lo"]), numbers(table["hi"])).placed
     return bool(runs.length.sum() != runs.union().length.sum())
@@ -125,7 +125,7 @@ _ENDS = Rule(("lo", "hi"), "a hi that cannot be", _turned)
 _APART = Rule((*LIVE_STREAM, "lo", "hi"), "the same step in two runs", _twice)
 _TEXT, _NAME, _PROSE = TableColumn("string"), TableColumn("dict"), TableColumn("dict", prose=True)
 _NUMBER, COUNT = TableColumn("int64"), TableColumn("int64", 0, MOST)
-_START = _NUMBER.between(-MOST, MOST)  # who reads the rows says of which shard they are
+_START = _NUMBER.between(-MOST, MOST)  # the reader of the rows gives their shard
 _SEQUENCE = _NUMBER.between(LEAST_INT, MOST)
 _RANK, _CHECKSUM = TableColumn("int32", 0, MOST_RANKS - 1), TableColumn("uint32")
 _FLAG, _DOUBLE, _TIME = TableColumn("bool"), TableColumn("double"), TableColumn("timestamp")

@@ -1,8 +1,8 @@
-"""Pure, no I/O: the Parquet bytes of tables. What reads them relies on what is declared of their rows; and the memory
+"""Pure, no I/O: the Parquet bytes of tables. Rows are checked against their declarations, and the memory
 that columns take is bounded before they are decoded.
 
-A page says how many values it has, how they are encoded, and its size uncompressed. Where that leaves it open how much
-the texts of a column take (each may repeat what the one before begins with), they are decoded piece by piece.
+A page has the number of its values, their encoding, and its size uncompressed. If that does not bound the memory of
+the texts of a column (each may repeat a prefix of the one before), they are decoded piece by piece.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def load() -> None:
 
 
 def dumps(table: pa.Table) -> bytes:
-    """Parquet bytes of a table; repeated strings as dictionaries, the rest delta-coded or plain, zstd. What would be so
-    small that a reader took it for a bomb is stored plainly."""
+    """Parquet bytes of a table: repeated strings as dictionaries, the rest delta-coded or plain, zstd. Columns that
+    would be so small that a reader took them for a bomb are stored plainly."""
     import pyarrow as pa
 
     delta = {pa.int64(): "DELTA_BINARY_PACKED", pa.int32(): "DELTA_BINARY_PACKED", pa.string(): "DELTA_BYTE_ARRAY"}
@@ -49,7 +49,7 @@ def dumps(table: pa.Table) -> bytes:
 
 
 def _most_bytes(table: pa.Table) -> int:
-    """The bytes that a reader takes the columns to need: it knows the longest text of a list alone."""
+    """The bytes that a reader assumes the columns to need: it knows only the longest text of a list."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -75,8 +75,8 @@ def _parquet(table: pa.Table, *listed: str, **how: Any) -> bytes:
 def loads(
     data: Any, kind: str, *, where: str, columns: Sequence[str] | None = None, committed: bool = True
 ) -> pa.Table:
-    """A table from its Parquet bytes; unknown extra columns are passed over, missing ones are an error, and so are
-    nulls where there can be none, and numbers that cannot be. committed: else what a rank staged or journaled."""
+    """A table from its Parquet bytes. Unknown columns are ignored; missing ones, forbidden nulls and impossible numbers
+    are errors. committed: False for rows that a rank staged or journaled."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -101,13 +101,13 @@ def loads(
 
 
 def _check(table: pa.Table, kind: str, where: str, *, committed: bool) -> None:
-    """CorruptManifestError if a row lacks what no row lacks, has a number that cannot be, or contradicts another."""
+    """CorruptManifestError for a forbidden null, an impossible number, or values that contradict each other."""
     table_of = TABLES[kind]
     columns = [(name, table_of.columns[name], table[name]) for name in table.column_names]
     if empty := [name for name, column, _ in columns if _lacking(table, name, column, committed)]:
-        raise _corrupt(where, kind, f"without {', '.join(empty)}, which no row lacks")
+        raise _corrupt(where, kind, f"without {', '.join(empty)}, which every row must have")
     if beyond := [name for name, column, values in columns if not _within(column, values)]:
-        raise _corrupt(where, kind, f"with a {beyond[0]} that cannot be")
+        raise _corrupt(where, kind, f"with an impossible {beyond[0]}")
     if swollen := [name for name, column, values in columns if not column.prose and _swells(values)]:
         raise _corrupt(where, kind, f"that repeat too long a {swollen[0]}")
     for rule in table_of.rules:
@@ -150,7 +150,7 @@ def _within(column: TableColumn, values: pa.ChunkedArray) -> bool:
 
 
 def _swells(column: Any) -> bool:
-    """True if the texts of a column of repeated ones take far more memory row by row."""
+    """True if a column of repeated texts takes far more memory row by row."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -168,12 +168,12 @@ def _swells(column: Any) -> bool:
 
 
 def _limit(data: Any) -> int:
-    """The bytes that columns of a file may take which are read together."""
+    """The bytes that columns of a file may take together."""
     return _SMALL_BYTES + _MOST_TIMES * len(data)
 
 
 def _read(file: Any, data: Any, names: Sequence[str], where: str, *, use_threads: bool) -> pa.Table:
-    """These columns of a file, those that it has; CorruptManifestError before they take more memory than they may."""
+    """The columns of these names that a file has; CorruptManifestError before they take more memory than allowed."""
     import pyarrow as pa
 
     metadata, most = file.metadata, _limit(data)
@@ -211,8 +211,8 @@ def _too_large(where: str, most: int) -> CorruptManifestError:
 
 
 def _columns(metadata: Any, data: memoryview, names: Sequence[str]) -> Iterator[tuple[str, int, int, int]]:
-    """The pieces of these columns: path, bytes that each takes for sure, bytes that its texts may take at most, and the
-    largest of its pages whose texts may take more than it has."""
+    """The parts of these columns: path, certain bytes, most bytes of its texts, and the largest page with texts that
+    may take more than its size."""
     for group in range(metadata.num_row_groups):
         row_group = metadata.row_group(group)
         for number in range(metadata.num_columns):
@@ -222,7 +222,7 @@ def _columns(metadata: Any, data: memoryview, names: Sequence[str]) -> Iterator[
 
 
 def _sizes(column: Any, pages: Iterator[tuple[int, int, int, int, memoryview]]) -> tuple[int, int, int]:
-    """The bytes of a piece's pages for sure, of its texts at most, and of the largest page of doubtful texts."""
+    """The certain bytes of a part's pages, the most bytes of its texts, and the largest page of doubtful texts."""
     width, listed = _WIDTHS.get(column.physical_type), "." in column.path_in_schema
     sure = doubtful = largest = entry = 0
     for kind, size, values, encoding, stored in pages:
@@ -257,7 +257,7 @@ def _longest(texts: memoryview) -> int:
 
 
 def _pages(column: Any, data: memoryview) -> Iterator[tuple[int, int, int, int, memoryview]]:
-    """The pages of a piece by their headers: kind, size (uncompressed), values, encoding, stored bytes. ValueError for
+    """The pages of a part by their headers: kind, size (uncompressed), values, encoding, stored bytes. ValueError for
     an encoding that no table of an archive has."""
     if not column.num_values and not column.total_compressed_size:  # a group without rows has no pages
         return
@@ -285,7 +285,7 @@ def _numbers(struct: Any, *fields: int) -> list[int]:
 
 
 def _struct(data: memoryview, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
-    """The integers and structs of a struct in Thrift's compact protocol, by their numbers, and where it ends."""
+    """The integers and structs of a struct in Thrift's compact protocol, by their numbers, and its end."""
     out: dict[int, Any] = {}
     number = 0
     while kind := data[at]:

@@ -1,5 +1,5 @@
-"""Pure, no I/O: rows of the manifest's tables as Arrow has them, made and changed; and how they hang on those of the
-segments table by what is declared of them: by the address of a segment, a stretch of steps, or the id of an episode.
+"""Pure, no I/O: rows of the manifest's tables in Arrow, made and changed; and their declared relation to rows of the
+segments table: by the address of a segment, a range of steps, or the id of an episode.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 NO_ENV = -1  # env_id of episodes that were added without one
 WEIGHTS = ("length", "model_weights_uuids", "update_count_min", "update_count_max", "weights")
-LOCATING = (*STRETCH, "shard")  # of the segments table, in which live steps are found
+LOCATING = (*STRETCH, "shard")  # columns of the segments table that find live steps
 Address = tuple[str, int, int]
 KEYS = tuple(dict.fromkeys(name for kind in FOLLOWING for name in TABLES[kind].of))  # of the segments table
 
@@ -51,8 +51,8 @@ def from_columns(kind: str, columns: Mapping[str, Sequence[Any] | Any]) -> pa.Ta
 
 
 def weights_of(row: Mapping[str, Any], lo: int, hi: int) -> list[dict[str, Any]]:
-    """The weights of steps [lo, hi) of a segment, of which `row` has WEIGHTS, as runs of steps; None for what it does
-    not tell apart."""
+    """The weights of steps [lo, hi) of a segment, of which `row` has WEIGHTS, as ranges of steps; None where they are
+    unknown."""
     if row["weights"] is None:
         uuids, count = row["model_weights_uuids"] or [None], row["update_count_min"]
         uuid = uuids[0] if len(uuids) == 1 else None
@@ -70,7 +70,7 @@ def weights_of(row: Mapping[str, Any], lo: int, hi: int) -> list[dict[str, Any]]
 
 
 def extents(fields: Mapping[str, tuple[Any, Any]], count: int) -> pa.Array:
-    """The column of extents of so many segments, from the first row and the number of rows of each, by field."""
+    """The column of extents of `count` segments, from the first row and the number of rows of each, by field."""
     import pyarrow as pa
 
     kind = schema("segments").field("extents").type
@@ -137,7 +137,7 @@ def concat(kind: str, parts: Iterable[pa.Table]) -> pa.Table:
 def replaced(
     kind: str, table: pa.Table, gone: Sequence[int] | Ints, new: Sequence[tuple[int, Mapping[str, Any]]]
 ) -> pa.Table:
-    """A table with new rows in the places of some. gone: their numbers; new: the number in whose place each comes."""
+    """A table with new rows in place of some. gone: their numbers; new: each with the number whose place it takes."""
     import pyarrow as pa
 
     others = np.setdiff1d(np.arange(table.num_rows), gone)
@@ -147,7 +147,7 @@ def replaced(
 
 
 def only_used(table: pa.Table) -> pa.Table:
-    """Some rows of a table, without what other rows had in their dictionaries: it would be written with them."""
+    """Some rows of a table, without the dictionary entries of other rows, which would be written with them."""
     import pyarrow as pa
 
     for at, field in enumerate(table.schema):
@@ -157,11 +157,11 @@ def only_used(table: pa.Table) -> pa.Table:
     return table
 
 
-# -- how rows hang on those of segments -------------------------------------------------------------------------------
+# -- rows that follow segments -------------------------------------------------------------------------------
 
 
 def of_segments(kind: str, rows: pa.Table, segments: pa.Table) -> Mask:
-    """A mask of the rows of a table that are of one of these rows of the segments table, which have KEYS."""
+    """Mask of the rows of a table that follow one of these rows of the segments table, which have KEYS."""
     of = TABLES[kind].of
     if of == ADDRESS:
         return segments_of(rows, segments) >= 0
@@ -174,12 +174,12 @@ def of_segments(kind: str, rows: pa.Table, segments: pa.Table) -> Mask:
 
 
 def follow(kind: str, rows: pa.Table, gone: pa.Table, kept: pa.Table) -> Mask:
-    """A mask of the rows that go with rows of the segments table: they are of some that go, and of none that stay."""
+    """Mask of the rows that go with rows of the segments table: they follow some that go, and none that stay."""
     return of_segments(kind, rows, gone) & ~of_segments(kind, rows, kept)
 
 
 def among(column: Any, values: Any) -> Mask:
-    """A mask of a column of text: it has one of these values, of a column or of a collection; a null is none."""
+    """Mask of a column of text: it has one of these values, of a column or of a collection; a null is none."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -189,7 +189,7 @@ def among(column: Any, values: Any) -> Mask:
 
 
 def mention(table: pa.Table, values: Mapping[str, Set[str]]) -> bool:
-    """True if a row has one of these values in the column of that name, if the table has it."""
+    """True if a row has one of these values in a column of that name."""
     return any(among(table[name], values[name]).any() for name in values if name in table.column_names)
 
 
@@ -202,14 +202,14 @@ def distinct(column: pa.ChunkedArray) -> list[str]:
 
 
 def coded(column: pa.ChunkedArray) -> tuple[list[str], Ints]:
-    """The distinct values of a column of text, and the place of each row's among them; -1 for none."""
+    """The distinct values of a column of text, and the place of each row's value among them; -1 for none."""
     import pyarrow as pa
 
     joined = column.combine_chunks()
     joined = joined.chunk(0) if isinstance(joined, pa.ChunkedArray) else joined
     if not pa.types.is_dictionary(joined.type):
         joined = joined.dictionary_encode()
-    if len(joined) == 1:  # by far the most frequent case of many small reads
+    if len(joined) == 1:  # the most frequent case of many small reads
         value = joined[0].as_py()
         return ([] if value is None else [value]), np.full(1, -1 if value is None else 0)
     codes = numbers(joined.indices, -1).astype(np.int64)
@@ -229,16 +229,16 @@ def addresses(table: pa.Table) -> list[Address]:
 
 
 def segments_of(said: pa.Table, segments: pa.Table) -> Ints:
-    """The row of the segments table that each row of another one names; -1 where there is none. Both have ADDRESS."""
+    """The row of the segments table that each row of another table names; -1 without one. Both have ADDRESS."""
     named, there = row_codes(said.select(ADDRESS), segments.select(ADDRESS))
     found = places(named, there)
-    found[numbers(said["sequence"]) < 0] = -1  # of pieces that a compaction cut nothing is said
+    found[numbers(said["sequence"]) < 0] = -1  # rows that a compaction cut have no labels
     return found
 
 
 def overlaps(late: pa.Table, segments: pa.Table) -> Steps:
-    """The steps of rows of one table that rows of the other have, in order of the first; both have STRETCH. The stream
-    is the row of the other one; late: the row of the first, step: which step of it comes first."""
+    """The steps that rows of two tables share, in order of the first; both have STRETCH. The stream is the row of the
+    second; late: the row of the first, step: the first of its steps."""
     stream, of_row = row_codes(late.select(STREAM), segments.select(STREAM))
     position, length = (numbers(late[name]) for name in ("position", "length"))
     begins, counts = (numbers(segments[name]) for name in ("position", "length"))
@@ -249,7 +249,7 @@ def overlaps(late: pa.Table, segments: pa.Table) -> Steps:
 
 
 def news(kind: str, theirs: pa.Table, ours: pa.Table) -> pa.Table:
-    """Rows of a table that came after all that another one has of it, of what they are about."""
+    """Rows of a table that are newer than all rows of another one with the same subject."""
     table = TABLES[kind]
     if not theirs.num_rows or not ours.num_rows:
         return theirs
@@ -263,7 +263,7 @@ def news(kind: str, theirs: pa.Table, ours: pa.Table) -> pa.Table:
 
 
 def _entries(table: pa.Table) -> tuple[Ints, pa.Table]:
-    """The rows of a table, those with a list of fields once for each, and the number of the row of each."""
+    """The rows of a table, those with a list of fields once for each, and the number of each row."""
     import pyarrow.compute as pc
 
     if "fields" not in table.column_names:
@@ -279,8 +279,8 @@ def _entries(table: pa.Table) -> tuple[Ints, pa.Table]:
 
 
 def locate(live: pa.Table, segments: pa.Table) -> Steps:
-    """The steps of segments that are live, in live order, by rows of the segments table as streams. run: the live run,
-    in which they stand at `position`. A live step that no segment has is an error."""
+    """The live steps of segments, in live order, with rows of the segments table as streams. run: the live range, in
+    which they are at `position`. A live step that no segment has is an error."""
     out = locate_some(live, segments)
     bad, steps = lacking(live, out), _steps(live, out)
     if len(bad):
@@ -294,11 +294,11 @@ def locate(live: pa.Table, segments: pa.Table) -> Steps:
 
 
 def locate_some(live: pa.Table, segments: pa.Table) -> Steps:
-    """The same of those live steps that these segments have."""
+    """The live steps that these segments have, likewise."""
     run_lo, run_hi, run_position = (numbers(live[n]) for n in ("lo", "hi", "position"))
     position, length = (numbers(segments[n]) for n in ("position", "length"))
     runs, rows = _written(live, segments)
-    met = runs.placed.meet(rows)  # an episode without steps stands at a position of its own
+    met = runs.placed.meet(rows)  # an episode without steps has an offset of its own
     row = rows["row"][met.right]
     lo = met.lo - position[row]
     hi = np.minimum(run_hi[met.left] - position[row], length[row])
@@ -307,7 +307,7 @@ def locate_some(live: pa.Table, segments: pa.Table) -> Steps:
 
 
 def touched(live: pa.Table, segments: pa.Table) -> Mask:
-    """A mask of the segments that have a live step; live steps that are in none are passed over."""
+    """Mask of the segments with a live step; live steps that are in no segment are ignored."""
     runs, rows = _written(live, segments)
     out = np.zeros(segments.num_rows, bool)
     out[rows["row"][runs.placed.union().meet(rows).right]] = True
@@ -315,8 +315,8 @@ def touched(live: pa.Table, segments: pa.Table) -> Mask:
 
 
 def _written(live: pa.Table, segments: pa.Table) -> tuple[Steps, Steps]:
-    """The streams' steps that live runs have, and those that segments have: rows with steps, and episodes without; not
-    the rows that only close an episode."""
+    """The streams' steps in live ranges, and those in segments: rows with steps, and episodes without; rows that only
+    close an episode are left out."""
     run, of_row = row_codes(live.select(LIVE_STREAM), segments.select(STREAM))
     position, length = (numbers(segments[n]) for n in ("position", "length"))
     rows = np.flatnonzero((length > 0) | numbers(segments["shard"].is_valid()))
@@ -325,11 +325,11 @@ def _written(live: pa.Table, segments: pa.Table) -> tuple[Steps, Steps]:
 
 
 def lacking(live: pa.Table, found: Steps) -> Ints:
-    """The live runs of which not all steps, or some twice, were found."""
+    """The live ranges of which steps are missing, or were found twice."""
     absent = np.bincount(found["run"], minlength=live.num_rows) == 0
     return np.flatnonzero((_steps(live, found) != numbers(live["hi"]) - numbers(live["lo"])) | absent)
 
 
 def _steps(live: pa.Table, found: Steps) -> Ints:
-    """The number of steps of each live run that were found."""
+    """The number of steps of each live range that were found."""
     return np.bincount(found["run"], weights=found.length, minlength=live.num_rows).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Writing: steps come in; shards on the store and rows for the tables go out. Nothing is visible before a
+"""Writing. Steps come in; shards on the store and rows for the tables go out. Nothing is visible before a
 commit names it."""
 
 from __future__ import annotations

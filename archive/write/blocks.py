@@ -1,7 +1,7 @@
 """Pure, no I/O: appended steps as blocks, and blocks laid out as the arrays and segments of one shard.
 
-A shard is a slab of time: blocks in the order they came, sorted by env row within the slab, so that a contiguous part
-of a stream is a contiguous part of every array, and what a ring overwrites first lies in the oldest shards.
+A shard is a slab of time: blocks in the order they came, sorted by env row within the slab, so that a contiguous range
+of a stream is a contiguous range of every array, and a ring overwrites the oldest shards first.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _WEIGHTS = ("steps", "model_weights_uuid", "update_count")
 
 @dataclass(frozen=True)
 class Block:
-    """Steps appended by one call, in stored form, owned (nobody else can change them).
+    """Steps appended by one call, in stored form, owned (no other code can change them).
 
-    runs: env rows by position, in the order in which the rows lie, with the number of their `episode` and the weights
+    runs: ranges of env rows by offset, in the order of the rows, with the number of their `episode` and the weights
     that made them (see `weighed`).  whole: it belongs to one episode wholly; only such blocks have fields that are not
-    per step, and only such blocks may be empty: a row without steps, where its episode stands.
+    per step, and only such blocks may be empty: a row without steps, in the place of its episode.
     """
 
     schema: ShardSchema
@@ -46,8 +46,8 @@ class Block:
 
 
 def weighed(runs: Steps, uuid: Any = None, update: Any = None) -> Steps:
-    """The runs with columns `uuid` (None if it is not known) and `update` (or UNKNOWN), of which either is one value
-    for all or an array of one a step: they are cut where it changes."""
+    """The ranges with columns `uuid` (None if unknown) and `update` (or UNKNOWN). Either is one value for all or an
+    array of one a step; ranges are cut where it changes."""
     apart = isinstance(uuid, np.ndarray) or isinstance(update, np.ndarray)
     if apart and not runs.length.any():
         uuid, update, apart = None, None, False
@@ -61,10 +61,11 @@ def weighed(runs: Steps, uuid: Any = None, update: Any = None) -> Steps:
 
 
 class Slab(NamedTuple):
-    """One shard's worth: arrays by zarr path, and its segments.
+    """The content of one shard: arrays by zarr path, and its segments.
 
-    segments: env rows by position, with the number of their `episode`, and the weights of their last step.  columns: of
-    their rows in the segments table.  reward: its sum over each.  env_rows: how many follow each other in the arrays.
+    segments: ranges of env rows by offset, with the number of their `episode`, and the weights of their last step.
+    columns: of their rows in the segments table.  reward: its sum over each.  env_rows: the number of env rows in the
+    arrays.
     """
 
     schema: ShardSchema
@@ -82,7 +83,7 @@ def _nbytes(value: Array | Ragged) -> int:
 
 
 def split(block: Block, max_bytes: int) -> Iterator[Block]:
-    """The block in pieces of at most `max_bytes` (at least one step each), in order."""
+    """The block in parts of at most `max_bytes` (at least one step each), in order."""
     if block.nbytes <= max_bytes or block.length < 2:
         yield block
         return
@@ -93,7 +94,7 @@ def split(block: Block, max_bytes: int) -> Iterator[Block]:
 
 
 def merge(blocks: Sequence[Block]) -> Block:
-    """Small blocks of one schema as one, in order; for blocks that hold nothing but steps."""
+    """Small blocks of one schema as one, in order; only for blocks of plain steps."""
     first = blocks[0]
     data: dict[str, Array | Ragged] = {}
     for name in first.data:
@@ -112,7 +113,7 @@ def _rows(block: Block, lo: int, hi: int) -> Block:
 
 
 def _between(runs: Steps, lo: int, hi: int) -> Steps:
-    """Rows [lo, hi) of those that lie end to end."""
+    """Rows [lo, hi) of ranges that are end to end."""
     start = offsets_of(runs.length)
     kept = np.flatnonzero((start[1:] > lo) & (start[:-1] < hi))
     skip, upto = np.maximum(lo - start[kept], 0), np.minimum(hi - start[kept], runs.length[kept])
@@ -120,7 +121,7 @@ def _between(runs: Steps, lo: int, hi: int) -> Steps:
 
 
 def assemble(blocks: Sequence[Block], reward: str | None) -> Slab:
-    """Lay blocks of one schema out as one shard: in order of their env rows, then the episodes without steps."""
+    """Lay out blocks of one schema as one shard: in order of their env rows, then the episodes without steps."""
     schema, runs = blocks[0].schema, Steps.joined([b.runs for b in blocks])
     order, rank = None, np.where(runs.length > 0, runs.stream, np.iinfo(np.int64).max)
     if not (rank[1:] >= rank[:-1]).all():
@@ -140,16 +141,16 @@ def assemble(blocks: Sequence[Block], reward: str | None) -> Slab:
         "extents": tables.extents(extents, len(segments)), "schema": schema.dumps(),
     }  # fmt: skip
     returns = _returns(schema, arrays, reward, start, segments.length)
-    # episodes that were added whole are no env rows of a slab of time: they leave whole
+    # episodes that were added whole are no env rows of a slab of time: they are evicted whole
     env_rows = 1 if blocks[0].whole else max(1, len(np.unique(segments.stream[segments.length > 0])))
     return Slab(schema, arrays, segments, columns, returns, env_rows)
 
 
 def _arrays(schema: ShardSchema, blocks: Sequence[Block], layout: Layout) -> tuple[dict[str, Array], dict[str, Extent]]:
-    """The arrays by zarr path, and where the rows of the fields lie that are not one row a step."""
+    """The arrays by zarr path, and the extents of the fields that do not have one row a step."""
     arrays: dict[str, Array] = {}
     extents: dict[str, Extent] = {}
-    for spec in sorted(schema.fields, key=lambda spec: bool(spec.next_of)):  # after what they follow
+    for spec in sorted(schema.fields, key=lambda spec: bool(spec.next_of)):  # after the field that they follow
         if spec.axis in NODES:
             continue
         stored, extent = axis_of(spec).lay_out([b.data[spec.name] for b in blocks], layout, arrays)
@@ -160,8 +161,8 @@ def _arrays(schema: ShardSchema, blocks: Sequence[Block], layout: Layout) -> tup
 
 
 def _weights(runs: Steps, heads: Sequence[int]) -> dict[str, list[Any]]:
-    """Distinct weights uuids, least and greatest update count, and runs of weights (None where all steps have the same)
-    of each segment; its runs are those from its head to the next one's."""
+    """Distinct weights uuids, least and greatest update count, and ranges of weights (None where all steps have the
+    same) of each segment; its ranges are those from its head to the next one's."""
     updates = [None if n == UNKNOWN else n for n in runs["update"].tolist()]
     made = list(zip(runs.length.tolist(), runs["uuid"].tolist(), updates, strict=True))
     segments = [made[lo:hi] for lo, hi in pairwise([*heads, len(made)])]

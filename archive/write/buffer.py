@@ -30,23 +30,23 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Say = Callable[["Buffer", Any, Any, Any], None]  # columns, attributes and progress
-_COLUMNS_BYTES = 16 * 1024 * 1024  # a piece of memory for columns; larger ones have their own
+_COLUMNS_BYTES = 16 * 1024 * 1024  # memory for columns; larger ones have their own
 
 
 class Buffer:
     """One buffer of a writer: `w.buffer("demo")`; the writer's own verbs are those of its main buffer.
 
-    Code that keeps a live buffer in step with the archive holds it by `exclusive()`, and needs beside the verbs
+    Code that keeps a live buffer in step with the archive holds this one by `exclusive()`, and uses beside the verbs
     `declare`, `next_position`, `live_runs` and `append_parts`; and memory for what it appends as `owned`,
-    `empty(shape, dtype)`, used before where there is such: new pages cost more than the copy. So is
-    `column(shape, dtype)`, for what a checkpoint copies.
+    `empty(shape, dtype)`, which is reused where possible: new pages cost more than the copy. So is
+    `column(shape, dtype)`, for the copies of a checkpoint.
     """
 
     def __init__(
         self, name: str, place: Place, schema: Schema, memory: Memory, ids: Ids, changes: Changes, say: Say, *,
         journaled: bool = False,
     ) -> None:  # fmt: skip
-        """say: keeps values for the journal's next tick.  journaled: what leaves the buffer is noted for it."""
+        """say: keeps values for the journal's next flush.  journaled: evictions are noted for it."""
         self._name = name
         self._changes = changes
         self._ids = ids
@@ -83,14 +83,14 @@ class Buffer:
 
     @property
     def journaled(self) -> bool:
-        """True if its writer keeps a journal."""
+        """True if its writer has a journal."""
         return self.live_set.journaled
 
     def _entered(self) -> threading.RLock:
-        """The lock, if the writer may be used here."""
+        """The lock, if the writer may be used from here."""
         return self._changes.entered()
 
-    # -- adding -------------------------------------------------------------------------------------------------
+    # -- adding --------------------------------------------------------------------------------------------------------
 
     def add_episode(
         self,
@@ -115,7 +115,7 @@ class Buffer:
         model_weights_uuid, update_count: one value, one a step, or the name of a field that has them.
         replace: a new revision of an episode of this id, with all of its steps.
         first, last: whether its first and last step are there.
-        schema: what the fields of this episode mean, where that is not what the writer was told.
+        schema: the meaning of this episode's fields, where it differs from the writer's.
         """
         with self._entered(), self._changes(surface=True):
             taken = self._intake.take(steps, schema or self._declared)
@@ -177,14 +177,14 @@ class Buffer:
         owned: bool = False,
         declared: Schema | None = None,
     ) -> Ints:
-        """Append rows to the streams of env rows; the position of each row.
+        """Append rows to the streams of env rows; the offset (position) of each row.
 
         Row i belongs to env `env_ids[i]`: one step of a vector env (None: rows 0 to N), a run of steps of one env (one
         id), or any mix in time order. Episodes begin at `first`, after `last` (or terminated or truncated), where
         `episode_ids` change and where `positions` (default: the next ones) jump; that closes the one before (reason
         "gap"). Of a run of one env, a single True means its first or its last row.
-        metadata: of the episodes that begin here.  owned: the arrays are the buffer's from now on, and not copied.
-        declared: what these fields mean, where that is not what the writer was told.
+        metadata: of the episodes that begin here.  owned: the buffer takes the arrays over, and does not copy them.
+        declared: the meaning of these fields, where it differs from the writer's.
         """
         with self._entered(), self._changes(surface=True):
             taken = self._intake.take(steps, declared or self._declared)
@@ -199,10 +199,10 @@ class Buffer:
         self, parts: Iterable[StepsPart], stretches: Steps, *, first: Any, last: Any, episode_ids: Any,
         terminated: Any, truncated: Any, metadata: dict[str, Any] | None,
     ) -> None:  # fmt: skip
-        """As `append`, of steps that come in parts, each of which is the buffer's from now on; stretches: of all parts,
-        those of distinct env rows, in ascending order, end to end.
+        """Append steps that come in parts, each of which the buffer takes over; stretches: the distinct env rows of all
+        parts, in ascending order, end to end.
 
-        Positions and episodes of all are found when the first is there.
+        Positions and episodes of all parts are assigned with the first one.
         """
         metadata = intake.own_metadata(metadata)
         length = int(stretches.length.sum())
@@ -217,7 +217,7 @@ class Buffer:
             self._keep(taken, weights, runs.cut(met.left, met.lo, met.hi), owned=True)
 
     def _assigned(self, rows: AppendedRows, taken: TakenSteps, metadata: dict[str, Any]) -> tuple[Steps, Steps]:
-        """Positions and episodes of these rows, which are live from now on."""
+        """Positions and episodes of these rows, which are now live."""
         if taken.whole:
             intake.check_single(taken.fields, rows)
         if not self._kinds.is_only(taken.schema):
@@ -250,7 +250,7 @@ class Buffer:
             self.streams.records.refine(number, taken.schema.digest)
 
     def weights(self, uuid: Any = None, update_count: int | None = None) -> None:
-        """Which weights make what is added to this buffer from now on."""
+        """Set the weights that make what is added to this buffer from now on."""
         with self._entered(), self._changes():
             self._set_weights(uuid, update_count)
 
@@ -261,15 +261,15 @@ class Buffer:
         )
 
     def declare(self, schema: Schema) -> None:
-        """Say what the fields mean of steps that are added from now on."""
+        """Set the meaning of the fields of steps that are added from now on."""
         with self._entered(), self._changes():
             self._declared = schema
 
-    # -- leaving ------------------------------------------------------------------------------------------------
+    # -- eviction ------------------------------------------------------------------------------------------------------
 
     def evict(self, env_id: int | None = None, *, before: int | None = None, positions: Any = None) -> None:
-        """Steps of an env row have left the buffer: all before a position, those in a range (start, stop), half-open,
-        or those in a list or array of positions."""
+        """Report steps of an env row that have left the buffer: all before an offset, those in a range (start, stop),
+        half-open, or those in a list or array of offsets."""
         with self._entered(), self._changes():
             env = NO_ENV if env_id is None else int(env_id)
             limit = self.streams.next_position(env)
@@ -287,12 +287,12 @@ class Buffer:
             self.live_set.evict(Steps(np.full(len(lo), env), lo, hi))
 
     def evict_before(self, env_ids: Ints, positions: Ints) -> None:
-        """All steps of these env rows before these positions, of which none is beyond the next, have left."""
+        """Report that these env rows have lost all steps before these offsets, none of which is beyond the next one."""
         with self._entered(), self._changes():
             self.live_set.evict(Steps(np.array(env_ids), np.zeros_like(positions), np.array(positions)))
 
     def overwritten(self, episodes: int, steps: int) -> None:
-        """So many steps left the buffer before they were appended: counted, and a warning the first time."""
+        """Count steps that were overwritten before they were appended; the first time is a warning."""
         with self._entered(), self._changes():
             if not self.losses.counts:
                 logger.warning(
@@ -306,10 +306,10 @@ class Buffer:
             self.losses.add("overwritten", episodes, steps)
 
     def remove(self, episode_ids: str | Iterable[str], missing: str = "error") -> int:
-        """All live steps of these episodes have left the buffer; how many. missing: "ignore" passes over ids that are
-        not in it; "error" (default): NotFoundError, and nothing was removed.
+        """Report that all live steps of these episodes have left the buffer; their number. missing: "ignore" skips ids
+        that are not in it; "error" (default): NotFoundError, and nothing is removed.
 
-        A recovery takes it back with the training, of prompts that were trained on after the checkpoint.
+        A recovery undoes it, with the training, for prompts that were trained on after the checkpoint.
         """
         with self._entered(), self._changes():
             names = [episode_ids] if isinstance(episode_ids, str) else list(episode_ids)
@@ -320,13 +320,13 @@ class Buffer:
             if len(numbers) < len(found) and missing == "error":
                 unknown = next(n for n, number in found if number is None)
                 raise NotFoundError(
-                    f"episode {unknown!r} is not in buffer {self.name!r}; w.live lists what is, and "
-                    "remove(ids, missing='ignore') passes over what is not; nothing was removed"
+                    f"episode {unknown!r} is not in buffer {self.name!r}; w.live lists its episodes, and "
+                    "remove(ids, missing='ignore') skips unknown ids; nothing was removed"
                 )
             return self.live_set.remove(np.array(numbers, np.int64))
 
     def clear(self) -> None:
-        """All steps have left the buffer. They stay in the archive."""
+        """Report that all steps have left the buffer. They stay in the archive."""
         with self._entered(), self._changes():
             self.live_set.clear()
 
@@ -346,22 +346,22 @@ class Buffer:
             numbers = [self.streams.close(env, **how) for env in envs]
             return [self.streams.records.id_of(number) for number in numbers if number is not None]
 
-    # -- looking, and several calls as one ----------------------------------------------------------------------
+    # -- queries, and several calls as one -----------------------------------------------------------------------------
 
     def next_position(self, env_id: int) -> int:
-        """Position that the next step of an env row gets; 0 for one that has none."""
+        """The offset of the next step of an env row; 0 for one that has none."""
         with self._entered():
             return self.streams.next_position(int(env_id))
 
     def live_runs(self) -> tuple[Steps, list[str]]:
-        """The live steps as runs of one episode each, in live order; and the episode id of each run."""
+        """The live steps as ranges of one episode each, in live order; and the episode id of each range."""
         with self._entered():
             runs = self.live_set.runs()
             return runs, [self.streams.records.id_of(i) for i in runs["episode"].tolist()]
 
     @property
     def live(self) -> pa.Table:
-        """(env_id, position, length, episode_id) of the live steps, the order that columns follow."""
+        """A table (env_id, position, length, episode_id) of the live steps, in the order of columns."""
         import pyarrow as pa
 
         runs, names = self.live_runs()
@@ -374,9 +374,9 @@ class Buffer:
 
     @contextmanager
     def exclusive(self, *, bounded: bool = True) -> Iterator[Self]:
-        """This buffer, to nobody else's use meanwhile: several appends and evictions as one.
+        """This buffer, for this thread alone: several appends and evictions act as one.
 
-        bounded: whether appending waits while much is being uploaded; else the copies queue up in memory.
+        bounded: appending waits while much is being uploaded; else the copies queue up in memory.
         """
         with self._entered(), self._changes(wait=bounded, surface=True):
             within, self._changes.joined = self._changes.joined, True
@@ -387,7 +387,7 @@ class Buffer:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """`with w.together():` all that is said within becomes durable at once, or not at all; other threads wait."""
+        """`with w.together():` makes all records within durable at once, or not at all; other threads wait."""
         with self._entered():
             yield
 
@@ -397,14 +397,14 @@ class Buffer:
         attributes: Mapping[str, Mapping[str, Any]] | None = None,
         progress: Any = None,
     ) -> None:
-        """Journal values with the next tick (a writer with `journal_s=`): see `Writer.journal`."""
+        """Journal values with the next flush (of a writer with `journal_s=`): see `Writer.journal`."""
         with self._entered(), self._changes(surface=True):
             self._say(self, columns, attributes, progress)
 
-    # -- for its writer -----------------------------------------------------------------------------------------
+    # -- for its writer ------------------------------------------------------------------------------------------------
 
     def _snapshot(self, *, columns: Any, attributes: Any, state: Any, incomplete: str) -> Cut:
-        """This buffer as it stands, copied, for a checkpoint."""
+        """A snapshot of this buffer, copied, for a checkpoint."""
         self.cuts += 1
         opened = {env: self.streams.records.id_of(i) for env, i in self.streams.open_episodes().items()}
         made = self.live_set.cut(
@@ -433,7 +433,7 @@ class Buffer:
             self.streams.end(places[place], record.begin + record.stored, truncated=True, reason="resumed")
 
     def _submit(self) -> None:
-        """Everything pending is ready for the store."""
+        """Hand all pending blocks to the store."""
         self.slabs.submit_all()
         if ended := self.streams.ended:
             self.streams.ended = []

@@ -1,6 +1,5 @@
-"""What one call of a writer changes: all of it is kept or nothing. Values are replaced, and never changed, or they are
-lists and dicts that are only appended to: so a call is taken back by putting the values back, and cutting off the rest.
-"""
+"""The changes of one writer's call: all are kept, or none. Values are replaced and never changed, or they are lists and
+dicts that are only appended to. So a call is undone by putting the values back, and cutting off the rest."""
 
 from __future__ import annotations
 
@@ -14,14 +13,14 @@ from archive.shard import SHARD_BYTES
 from archive.write.pipeline import Pipeline
 from archive.write.works import Work
 
-MAX_HELD_BYTES = 2 * SHARD_BYTES  # by one call, before it sends a part of it off
+MAX_HELD_BYTES = 2 * SHARD_BYTES  # held by one call before it sends a part off
 # a part of what a writer knows: what gives a mark of how it is, and what makes it as it was then (done twice, the same)
 Kept = tuple[Callable[[], Any], Callable[[Any], None]]
 
 
 def kept(of: Any, *replaced: str, grown: Sequence[str] = (), after: Callable[[], None] = lambda: None) -> Kept:
     """The attributes of an object that calls change: those whose values are replaced, and those whose lists and dicts
-    are appended to, or replaced. after: makes what follows from them as it was."""
+    are appended to, or replaced. after: restores what is derived from them."""
     names, count, state = (*grown, *replaced), len(grown), vars(of)
 
     def mark() -> Any:
@@ -40,17 +39,17 @@ def kept(of: Any, *replaced: str, grown: Sequence[str] = (), after: Callable[[],
 
 
 class Changes:
-    """`with changes.entered(), changes():` a call, of which all is kept or nothing, also where a KeyboardInterrupt ends
-    it at whichever line: how far each part was is marked before the first change, and cut back to.
+    """`with changes.entered(), changes():` a transaction: all of a call is kept, or nothing, even if a
+    KeyboardInterrupt ends it at any line. The size of each part is marked before the first change, and restored.
 
-    What is ready for the store waits until the call's changes are kept, because what was sent off cannot be taken back.
-    A call of many shards sends earlier, for want of memory: if it is interrupted then, the writer must be closed.
+    Works for the store wait until the call's changes are kept, because a work that was sent off cannot be undone.
+    A call of many shards sends earlier, to save memory: if it is interrupted then, the writer must be closed.
     """
 
     def __init__(self, pipeline: Pipeline, check: Callable[[], None], surface: Callable[[], None]) -> None:
-        """check: raises where the writer may not be used.  surface: raises what failed in the background."""
+        """check: raises if the writer may not be used.  surface: raises errors of the background."""
         self.lock = threading.RLock()
-        self.parts: list[Kept] = []  # of what a writer knows
+        self.parts: list[Kept] = []  # the parts of a writer's state
         self.joined = False  # calls within are part of the one under way
         self.kept: Callable[[], None] | None = None  # called after each call whose changes are kept
         self._pipeline = pipeline
@@ -59,19 +58,19 @@ class Changes:
         self._marks: list[tuple[Callable[[Any], None], Any]] = []
         self._wait = True
         self._ready: list[Work] = []
-        self._held = 0  # of those that are ready, so many were before the call
+        self._held = 0  # the number of ready works before the call
         self._spilled = False  # a part of the call under way was sent off
 
     def entered(self) -> threading.RLock:
-        """The lock, if the writer may be used here; calls are serialised by it."""
+        """The lock, if the writer may be used from here. It serialises calls."""
         self._check()
         if self._marks and not self.lock._is_owned():  # type: ignore[attr-defined]
-            with self.lock:  # nobody else is within a call now, so an interrupt has left it
+            with self.lock:  # no other thread is within a call, so an interrupt left it
                 self.settle()
         return self.lock
 
     def __call__(self, *, wait: bool = True, surface: bool = False) -> Self:
-        """wait: whether it waits for room when it sends off.  surface: whether what failed before ends it."""
+        """wait: sending off waits for room.  surface: an earlier error ends the call."""
         if not self.joined:
             self.settle()
             if surface:
@@ -102,7 +101,7 @@ class Changes:
             self.kept()
 
     def _cut(self) -> None:
-        """Take back what the call under way has changed."""
+        """Undo the changes of the call under way."""
         if self._marks:
             del self._ready[self._held :]
         for cut_back, mark in self._marks:
@@ -111,11 +110,11 @@ class Changes:
         self.joined = False
 
     def settle(self) -> None:
-        """Take back what an interrupted call has left. ClosedError if that cannot be done."""
+        """Undo what an interrupted call has left. ClosedError if that is impossible."""
         if self._spilled:
             raise ClosedError(
-                "the writer was interrupted in the middle of a large call, of which a part was sent off: close it, and "
-                "open another; what was committed stands, what was added since then is not in the archive"
+                "the writer was interrupted in a large call, and a part of it was sent off: close it, and "
+                "open another; commits stand, later additions are not in the archive"
             )
         self._cut()
 
@@ -130,7 +129,7 @@ class Changes:
         return list(self._ready)
 
     def add(self, work: Work) -> None:
-        """Send this off once the call's changes are kept."""
+        """Queue `work`; it is handed to the pipeline when the transaction ends."""
         self._ready.append(work)
         if self._wait and sum(one.nbytes for one in self._ready) > MAX_HELD_BYTES:
             self._spilled = True
@@ -138,7 +137,7 @@ class Changes:
             self.send(wait=True)
 
     def send(self, *, wait: bool) -> None:
-        """Hand on what is ready, in order; what an interrupted call has left comes first."""
+        """Hand in the ready works, in order; those that an interrupted call has left come first."""
         while self._ready:
             self._pipeline.hand_in(self._ready[0], wait=wait)
             del self._ready[0]

@@ -1,4 +1,4 @@
-"""Pure, no I/O: what a writer knows of its episodes, by number and by id; the ids that it gives and takes;
+"""Pure, no I/O: a writer's records of its episodes, by number and by id; the ids that it gives and takes;
 and the rows of the segments table."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NONE = -1
 
 
 class End(NamedTuple):
-    """The end of an episode: `position` is that after its last step, `epoch` the one in which that was said. A broken
+    """The end of an episode: `position` is the offset after its last step, `epoch` the one in which it ended. A broken
     one ended without a last step; `reason` says why."""
 
     position: int
@@ -39,38 +39,37 @@ class End(NamedTuple):
 
 @dataclass(slots=True)
 class EpisodeRecord:
-    """An episode as its writer knows it; `stored` and below are what its written segments add up to."""
+    """An episode as its writer knows it; `stored` and the fields below it sum up its written segments."""
 
     id: str
     env_id: int
-    # position of its first step in its env row, or where that will stand (before the row's live part, if it has left);
-    # its end is as many positions on as it has steps
+    # offset of its first step in its env row, or its place there (before the row's live part, if it was evicted);
+    # its end is as many offsets later as it has steps
     begin: int = 0
     headless: bool = False
     metadata: dict[str, Any] = field(default_factory=dict)
     replaces: bool = False
-    fields: str = ""  # digest of its fields when it began, which must not change in the middle
+    fields: str = ""  # digest of its fields when it began; they must not change in the middle
     earlier: int | None = None  # the number of the revision that had its id before
     stored: int = 0
     returned: float | None = None
     predecessor: str | None = None
     weights: tuple[str | None, int | None] = (None, None)  # uuid and update count of its newest written segment
-    sealed: bool = False  # a segment row says that it has ended
-    broken: bool = False  # of one that was taken over so: without a last step
+    sealed: bool = False  # a segment row has its end
+    broken: bool = False  # it was taken over without a last step
 
 
 def end_of(of_one: Ints, epoch: int) -> End | None:
-    """The end that an array says: its position (NONE: there is none), and if it was terminated and truncated: 0, 1 or
-    NONE."""
+    """The end in an array: its offset (NONE: none), and terminated and truncated as 0, 1 or NONE."""
     position, *flags = of_one.tolist()
     terminated, truncated = (None if flag == NONE else bool(flag) for flag in flags)
     return None if position == NONE else End(position, epoch, terminated, truncated)
 
 
 class Lot(NamedTuple):
-    """Episodes that one call begins, as arrays: thousands of records would keep the caller waiting. `first`: the number
-    of the first of them; `first_id`: of its id, where they get new ones. `ends`: a column for each as `end_of` takes
-    it; None if all are open."""
+    """Episodes that one call begins, as arrays: thousands of records would take too long. `first`: the number of the
+    first one; `first_id`: of its id, where they get new ones. `ends`: a column for each, in the form of `end_of`;
+    None if all are open."""
 
     first: int
     ids: Ids
@@ -95,19 +94,19 @@ class Lot(NamedTuple):
 
 
 class EpisodeRecords:
-    """The records, numbered from 0. One thread adds episodes; those in the background look at what was added before.
+    """The records, numbered from 0. One thread adds episodes; background threads read those that were added before.
 
-    A record is made when somebody asks for it, and ids are looked up in what was made up when somebody first did.
+    A record is made at its first use, and the index of ids at the first lookup.
     An episode ends once. So all that a call changes is appended.
     """
 
     def __init__(self) -> None:
         self._made: dict[int, EpisodeRecord] = {}
         self._lots: list[Lot] = []
-        self._ends: dict[int, End] = {}  # of those that did not end in the call that began them
-        self._refined: Mapping[int, str] = {}  # the fields of episodes, where more is known of these since they began
+        self._ends: dict[int, End] = {}  # ends of episodes that did not end in the call that began them
+        self._refined: Mapping[int, str] = {}  # the fields of episodes that were refined since they began
         self._numbers: dict[str, int] = {}
-        self._named = 0  # so many lots are in there
+        self._named = 0  # the number of lots in it
         self._count = 0
         self.kept = kept(self, "_count", "_refined", grown=("_lots", "_ends"), after=self._forget_beyond)
 
@@ -115,7 +114,7 @@ class EpisodeRecords:
         return self._count
 
     def _forget_beyond(self) -> None:
-        """Nothing is known of the episodes that were begun beyond its length."""
+        """Drop the caches of episodes beyond its length."""
         for number in sorted((n for n in list(self._made) if n >= self._count), reverse=True):
             record = self._made[number]
             if self._numbers.get(record.id) == number:
@@ -135,7 +134,7 @@ class EpisodeRecords:
         return found
 
     def id_of(self, number: int) -> str:
-        """Its id; no record is made for it."""
+        """The id of an episode; no record is made for it."""
         found = self._made.get(number)
         if found is not None:
             return found.id
@@ -143,7 +142,7 @@ class EpisodeRecords:
         return lot.name(number - lot.first)
 
     def end(self, number: int) -> End | None:
-        """The way in which it ended; None if it is open."""
+        """The end of an episode; None if it is open."""
         found = self._ends.get(number)
         if found is None and self._lots and self._lots[0].first <= number:
             lot = self._lot(number)
@@ -158,7 +157,7 @@ class EpisodeRecords:
         return self._lots[at]
 
     def number_of(self, name: str) -> int | None:
-        """The episode of that id, the newest of several revisions; None if there is none."""
+        """The number of the newest episode with that id; None if there is none."""
         for lot in self._lots[self._named :]:
             for i in range(len(lot.env)):
                 self._numbers.setdefault(lot.name(i), lot.first + i)
@@ -168,15 +167,15 @@ class EpisodeRecords:
         return None if taken_back else number
 
     def fields_of(self, number: int) -> str:
-        """The digest of its fields, as far as they are known."""
+        """The digest of an episode's fields, as far as they are known."""
         return self._refined.get(number, self[number].fields)
 
     def refine(self, number: int, fields: str) -> None:
-        """Its fields are known better now."""
+        """Set a more precise digest of an episode's fields."""
         self._refined = {**self._refined, number: fields}
 
     def add(self, record: EpisodeRecord) -> int:
-        """Keep a record under the next number, which is returned."""
+        """Add a record; its number."""
         number = self._count
         record.earlier = self.number_of(record.id)  # so the older ones are in
         self._made[number] = record
@@ -185,7 +184,7 @@ class EpisodeRecords:
         return number
 
     def begin(self, lot: Lot, names: Sequence[str | None] | None) -> None:
-        """Keep episodes under the next numbers, under these ids or new ones (None)."""
+        """Add episodes under the next numbers, with these ids or new ones (None)."""
         if names is None:
             self._lots.append(lot._replace(first_id=lot.ids.take(len(lot.env))))
             self._count += len(lot.env)
@@ -196,24 +195,24 @@ class EpisodeRecords:
                 self.close(number, end)
 
     def close(self, number: int, end: End) -> None:
-        """An episode has ended."""
+        """End an episode."""
         self._ends[number] = end
 
 
 class Ids:
-    """Episode ids of one writer: new ones, and the claim to those that the user gives."""
+    """Episode ids of one writer: it makes new ones, and claims those that the user gives."""
 
     def __init__(self, place: Place, known: Callable[[], Set[str]]) -> None:
         self._prefix = f"{place.session}-{place.rank:05d}-"
         self._count = 0
         self.sequence = 0  # of the next segment of this rank and session, over all buffers
         self._load = known
-        self._known: Set[str] | None = None  # of what is committed; others' come to it as it goes
+        self._known: Set[str] | None = None  # ids of commits, with those of other writers as they come
         self._own: dict[str, None] = {}  # given by the user
         self.kept = kept(self, grown=("_own",))
 
     def take(self, count: int) -> int:
-        """So many new ids: the number of the first; the others follow."""
+        """Reserve new ids; the number of the first one."""
         self._count += count
         return self._count - count
 
@@ -222,8 +221,8 @@ class Ids:
         return f"{self._prefix}{number:09d}"
 
     def named(self, given: str | None, *, replace: bool = False) -> tuple[str, bool]:
-        """The id of one episode, which may have been given; and whether it replaces another of that id, if there is
-        one: it may be committed meanwhile. A known id that replaces none is refused."""
+        """The id of one episode, given or new; and True if it replaces another of that id, if there is one: that may be
+        committed meanwhile. A known id that replaces none is refused."""
         if given is None:
             return self.name(self.take(1)), False
         name = check_text(given, "episode_id")
@@ -236,7 +235,7 @@ class Ids:
         return name, replace
 
     def check_new(self, name: str | None) -> None:
-        """Refuse to replace a known episode by one of which no step is given."""
+        """Refuse to replace a known episode by one without steps."""
         if name is not None and self._is_known(name):
             raise FieldError(
                 f"no steps were given for episode {name!r}, which would be replaced by one of length 0; nothing was "
@@ -252,7 +251,7 @@ class Ids:
 
 
 class SegmentRows:
-    """Numbers segments, links each to the one before it in its episode, and adds up what an episode's segments hold."""
+    """Rows of segments: each is numbered, and linked to its predecessor in the episode; the records sum them up."""
 
     def __init__(self, buffer: str, place: Place, records: EpisodeRecords, ids: Ids) -> None:
         self._buffer = buffer
@@ -263,7 +262,7 @@ class SegmentRows:
     def describe(self, epoch: int, slab: Slab, key: str) -> pa.Table:
         """The segments of a slab as rows; called in order, on the pipeline's thread.
 
-        What ended after the slab was sent is open in it: a checkpoint may lie between.
+        An episode that ended after the slab was sent is open in it: a checkpoint may come in between.
         """
         some = slab.segments
         episodes, positions, lengths = some["episode"].tolist(), some.lo.tolist(), some.length.tolist()

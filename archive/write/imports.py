@@ -1,4 +1,4 @@
-"""Imports ahead, in the background, what the first checkpoint needs: else it would wait for that, most of a second."""
+"""Imports in the background what the first checkpoint needs, which would otherwise take it most of a second."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _lock = threading.Lock()
 
 
 def start(*more: Callable[[], object]) -> None:
-    """Begin, once a process, `more` (what is slow the first time) too; returns at once.
+    """Import in the background, once a process; `more` (other slow first calls) too; returns at once.
 
     At its end the interpreter waits for it, as an import cannot be broken off.
     """
@@ -29,7 +29,7 @@ def start(*more: Callable[[], object]) -> None:
 
 
 def wait(timeout_s: float | None = None) -> None:
-    """Until all is there, or the time is up."""
+    """Wait until all is imported, or the time is up."""
     if _thread is not None and _thread is not threading.current_thread():
         _thread.join(timeout_s)
 
@@ -38,12 +38,12 @@ def _load(more: tuple[Callable[[], object], ...]) -> None:
     for load in (*more, tables.load, writer.load):
         try:
             load()
-        except Exception:  # whoever needs it meets the same error, where it can be raised
+        except Exception:  # its user gets the same error, where it can be raised
             logger.debug("importing ahead failed", exc_info=True)
 
 
 def _before_fork() -> None:
-    """A module that is half imported stays locked in a child for ever: fork when none is."""
+    """Wait for imports: a half imported module would stay locked in a child for ever."""
     wait(FORK_WAIT_S)
 
 

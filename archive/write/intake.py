@@ -1,4 +1,4 @@
-"""Pure, no I/O: what a call of the writer hands in, checked and put into blocks. Nothing is kept of a refused call."""
+"""Pure, no I/O: the input of a writer's call, checked and put into blocks. A refused call leaves nothing."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class StepWeights(NamedTuple):
 
 
 class TakenSteps(NamedTuple):
-    """The fields of some steps, in stored form. whole: some field is not one row a step, so that the steps must belong
-    to one episode."""
+    """The fields of some steps, in stored form. whole: some field does not have one row a step, so that the steps must
+    belong to one episode."""
 
     fields: Fields
     schema: ShardSchema
@@ -50,18 +50,18 @@ class TakenSteps(NamedTuple):
 
 
 class StepIntake:
-    """Takes in the steps of one buffer. Those that are like the last ones need no second look, where arrays are stored
-    as they are given, one row a step."""
+    """The intake of one buffer's steps. Steps that are like the last ones are not examined again, where arrays are
+    stored as they are given, one row a step."""
 
     def __init__(self, known: Mapping[str, FieldSpec]) -> None:
-        """known: of which kind fields were; empty lists are of that kind."""
+        """known: the kinds that fields had; empty lists get that kind."""
         self._known = known
         self._declared: Schema | None = None
         self._last: TakenSteps | None = None
-        self._like: dict[str, Any] = {}  # the nest of the last steps: of each array its name and what a row of it is
+        self._like: dict[str, Any] = {}  # nest of the last steps: name, dtype and row of each array
 
     def take(self, nest: Any, declared: Schema) -> TakenSteps:
-        """The fields of some steps, their rows in agreement."""
+        """The fields of some steps, with matching numbers of rows."""
         data: dict[str, Any] = {}
         if self._last is not None and self._declared is declared and _matches(nest, self._like, data):
             lengths = set(map(len, data.values()))
@@ -94,7 +94,7 @@ def _matches(nest: Any, like: dict[str, Any], out: dict[str, Any]) -> bool:
 
 
 def _like(nest: Any, fields: Fields, path: Path) -> dict[str, Any] | None:
-    """A nest with (name, dtype, shape of a row) for each array; None if one was changed, or looked through."""
+    """A nest with (name, dtype, shape of a row) for each array; None if one was converted."""
     if type(nest) is not dict or not nest:
         return None
     out: dict[str, Any] = {}
@@ -123,7 +123,7 @@ def _of_known_kind(fields: Fields, known: Mapping[str, FieldSpec]) -> Fields:
 
 
 def _fits(fields: Fields, name: str, known: FieldSpec) -> bool:
-    """True if no rows at all, or steps without values, may be of that kind."""
+    """True if an array without rows, or steps without values, may be of that kind."""
     return known.axis not in NODES and axis_of(known).takes_none_of(fields.data[name])
 
 
@@ -133,13 +133,13 @@ def axes(fields: Fields) -> dict[str, Axis[Any]]:
 
 
 def check_rows(fields: Fields, *, last: bool) -> None:
-    """Fields have as many rows as their axis wants of so many steps. last: the episode's last step is among them."""
+    """Check that fields have the number of rows of their axis. last: the episode's last step is among them."""
     for name, axis in axes(fields).items():
         axis.check(fields.data[name], fields.length, last=last)
 
 
 def has_steps(fields: Fields) -> bool:
-    """True if there is a field of steps at all, be it of none."""
+    """True if there is a field of steps at all, even an empty one."""
     return any(axis.of_steps for axis in axes(fields).values())
 
 
@@ -182,7 +182,7 @@ def _updates(value: Any, fields: Fields) -> Ints | int:
 
 
 def update_count(value: Any) -> int:
-    """One update count for all steps to come."""
+    """The update count for all later steps."""
     array = np.asarray(nests.as_array(value, "update_count"))
     if array.size != 1 or array.dtype.kind not in "iu" or abs(int(array.reshape(-1)[0])) > _MAX_UPDATE:
         raise FieldError(f"update_count must be an integer of 64 bits, not {value!r}")
@@ -206,7 +206,7 @@ def _per_step(array: Array, what: str, fields: Fields) -> Array:
 
 
 class StepsPart(NamedTuple):
-    """Some steps of those that are appended together: their nest, and what else is known of each."""
+    """A part of the steps that are appended together: their nest, and what else is known of each."""
 
     steps: Any
     of: Steps
@@ -235,7 +235,7 @@ def env_ids(value: Any, length: int) -> Ints:
 
 
 def mask(value: Any, length: int, what: str, *, run_at: int | None = None) -> Any:
-    """A mask a row. One True stands for all rows, or, of a run of steps of one env, for the row at `run_at`."""
+    """A mask of the rows. One True stands for all rows, or, in a range of steps of one env, for the row at `run_at`."""
     array = np.asarray(nests.as_array(value if not isinstance(value, tuple) else list(value), what)).astype(bool)
     if array.ndim == 0 and run_at is not None:
         out = np.zeros(length, bool)
@@ -249,7 +249,7 @@ def mask(value: Any, length: int, what: str, *, run_at: int | None = None) -> An
 
 
 def texts(value: Any, length: int, what: str) -> Array:
-    """A string or None a row; one string stands for all rows."""
+    """A string or None for each row; one string stands for all rows."""
     values = [value] * length if isinstance(value, str) else list(value)
     if len(values) != length:
         raise UsageError(f"{what} has {len(values)} values for {length} rows; give one a row")
@@ -262,8 +262,8 @@ def rows(
     length: int, given_envs: Any, first: Any, last: Any, episode_ids: Any, terminated: Any, truncated: Any,
     positions: Any
 ) -> AppendedRows:  # fmt: skip
-    """The appended rows with what was given of them; of a run of steps of one env (one id), a single True is its first
-    or last row."""
+    """The appended rows with their arguments. For a range of steps of one env (one id), a single True is the first or
+    last row."""
     by_runs = isinstance(given_envs, Steps)
     run = given_envs is not None and not by_runs and np.ndim(given_envs) == 0
     at = -1 if run else None
@@ -285,7 +285,7 @@ def rows(
 
 
 def whole_numbers(value: Any, what: str) -> Ints:
-    """Positions as they were given; UsageError for what is no whole number, as a mask or a float."""
+    """Offsets as they were given; UsageError for a mask, a float or other values."""
     array = np.asarray(value)
     if array.size and array.dtype.kind not in "iu":
         raise UsageError(f"{what} must be integers, not {array.dtype}")
@@ -293,7 +293,7 @@ def whole_numbers(value: Any, what: str) -> Ints:
 
 
 def check_single(fields: Fields, rows: AppendedRows) -> None:
-    """Steps with fields that belong to a whole episode are a run of one episode."""
+    """Check that steps with fields of a whole episode are a range of one episode."""
     several = len(rows.envs) > 1
     inner = (rows.first is not None and rows.first[1:].any()) or (rows.last is not None and rows.last[:-1].any())
     if several or inner or fields.length == 0:
@@ -305,7 +305,7 @@ def check_single(fields: Fields, rows: AppendedRows) -> None:
 
 
 def owned(block: Block) -> Block:
-    """The block with its arrays copied, so that the caller may change his."""
+    """The block with its arrays copied, so that the caller may change its own."""
     data = {
         name: Ragged(v.values.copy(), v.lengths.copy()) if isinstance(v, Ragged) else np.array(v, copy=True, order="C")
         for name, v in block.data.items()
@@ -331,7 +331,7 @@ def own_metadata(metadata: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def position_range(given: Any, limit: int) -> tuple[int, int]:
-    """(start, stop) of a range of positions, within what there is."""
+    """The (start, stop) of a range of offsets, within `limit`."""
     if isinstance(given, (range, slice)) and given.step in (None, 1):
         given = (given.start or 0, limit if given.stop is None else given.stop)
     if not isinstance(given, tuple) or len(given) != 2 or not 0 <= int(given[0]) <= int(given[1]) <= limit:

@@ -1,12 +1,12 @@
-"""Pure, no I/O: the live set of one buffer: which steps are in it, in order; which have left it since somebody last
-asked, by their permanent addresses; a cut of it, as a checkpoint has it, with columns, attributes and state; and what a
-writer takes over of one.
+"""Pure, no I/O: the live set of one buffer, which is its contents, in order; the evictions since the last journal
+flush, by permanent addresses; a snapshot of it for a checkpoint, with columns, attributes and state; and the
+contents that a writer takes over.
 
-Live steps are `Steps` by env row and position, in this order, with columns `episode`, `source` (the number of the
-stream that they were written to) and `written` (from where on). A row is of one episode, or an episode without steps.
+Live steps are `Steps` by env row and offset, in this order, with columns `episode`, `source` (the number of the stream
+that they were written to) and `written` (their offset there). A row is of one episode, or an episode without steps.
 
-Positions are never used twice, so adding and evicting commute: both are noted, and applied together when somebody
-looks. Notes are appended, and what they come to is replaced: so a refused call is cut off again.
+Offsets are never used twice, so adding and evicting commute: both are noted, and applied together at the next query.
+Notes are appended, and their result is replaced, so that a refused call can be cut off again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Empty = Callable[[tuple[int, ...], Any], Array]  # (shape, dtype) -> memory
 POLICIES = ("keep", "drop")
-OWN = -1  # number of a stream: the writer's own of that env row, where steps are written at their position
-_MAX_NOTES = 4096  # of added steps before they are applied
-_MAX_EVICTED = 1 << 14  # rows of notes before they are made one
+OWN = -1  # number of a stream: the writer's own of that env row, where steps are written at their offset
+_MAX_NOTES = 4096  # notes of added steps before they are applied
+_MAX_EVICTED = 1 << 14  # rows of notes before they are joined
 _NOTHING = Steps.joined([])
 Stream = tuple[str, int, int]  # session, rank, env id
 Stretch = tuple[str, Count, int, Count, Count]  # session, rank, env id; steps [lo, hi) of that stream
@@ -46,13 +46,13 @@ def live_steps(
     env: Ints = _NONE, position: Ints = _NONE, length: Ints = _NONE, episode: Ints = _NONE, source: Ints = _NONE,
     written: Ints = _NONE,
 ) -> Steps:  # fmt: skip
-    """Steps of a live set, by env row and position."""
+    """Steps of a live set, by env row and offset."""
     columns = {"episode": episode, "source": source, "written": written}
     return Steps(env, position, position + length, follows=("written",), **columns)
 
 
 def ordered(live: Steps) -> Steps:
-    """The same in live order. Those of an env row mostly stand in it, and sorting by env row is quick."""
+    """The same in live order. Those of an env row mostly are in it, and sorting by env row is quick."""
     order = np.argsort(live.stream, kind="stable")
     env, position = live.stream[order], live.lo[order]
     later = (env[1:] > env[:-1]) | (position[1:] > position[:-1])
@@ -61,20 +61,20 @@ def ordered(live: Steps) -> Steps:
 
 @dataclass(frozen=True)
 class Column:
-    """One value a live step, in live order, in stored form."""
+    """One value for each live step, in live order, in stored form."""
 
     array: Array
     dtype: str
 
     @cached_property
     def digest(self) -> str:
-        """Tells whether it has changed; found out when somebody asks, as a checkpoint's caller waits for the rest."""
+        """A digest that shows changes. It is computed at the first use, as a checkpoint's caller waits for the rest."""
         return digest(self.array)
 
 
 @dataclass(frozen=True)
 class Cut:
-    """One buffer as a checkpoint says it."""
+    """A snapshot of one buffer for a checkpoint."""
 
     name: str
     place: tuple[str, int]  # session and rank
@@ -86,16 +86,16 @@ class Cut:
     attributes: dict[str, str]  # name -> JSON of {episode id: value}
     state: tuple[dict[str, Any], dict[str, Array]] | None
     discarded: dict[str, dict[str, int]]
-    left: Steps  # what is live, and not in it
+    left: Steps  # live steps that are not in it
 
     @cached_property
     def live(self) -> pa.Table:
-        """Rows of the live table; made in the background, as a checkpoint's caller waits for the rest."""
+        """Rows of the live table, made in the background, as a checkpoint's caller waits for the rest."""
         return _live_table(self.name, self.place, self.runs, self.streams)
 
     @property
     def left_out(self) -> pa.Table:
-        """Rows as of the live table, of what is not in it."""
+        """Rows, as of the live table, of live steps that are not in it."""
         return _live_table(self.name, self.place, self.left, self.streams)
 
     @property
@@ -108,38 +108,38 @@ class Cut:
 
 
 class LiveSet:
-    """The live steps of one buffer of a rank, and what has left them."""
+    """The live steps of one buffer of a rank, and its evictions."""
 
     def __init__(self, place: tuple[str, int], *, journaled: bool = False) -> None:
-        """place: session and rank.  journaled: what leaves is noted for `take_left`."""
+        """place: session and rank.  journaled: evictions are noted for `take_left`."""
         self._own = place
         self.journaled = journaled
         self._runs = live_steps()
-        self._added: list[Steps] = []  # env rows by position, each with the number of its episode
-        self._evicted: list[Steps] = []  # env rows by position
+        self._added: list[Steps] = []  # ranges of env rows, each with the number of its episode
+        self._evicted: list[Steps] = []  # ranges of env rows
         self._left: list[Steps] = []  # the same, since `take_left`
-        self._left_runs: list[Steps] = []  # what left by episodes, since then
-        self._said = _NOTHING  # of env rows all before some position: was taken before
+        self._left_runs: list[Steps] = []  # evictions by episodes, since then
+        self._said = _NOTHING  # for env rows, the offset before which all evictions were taken
         self.streams: Sequence[Stream] = ()  # of other ranks and sessions that have live steps here
-        self._foreign = live_steps()  # these, as they were taken over
-        self._first: Mapping[int, int] = {}  # env row -> the first position of its own stream
+        self._foreign = live_steps()  # their steps, as they were taken over
+        self._first: Mapping[int, int] = {}  # env row -> the first offset of its own stream
         self.kept = kept(self, "_runs", "_said", grown=("_added", "_evicted", "_left", "_left_runs"))
 
     def resume(self, runs: Steps, streams: Sequence[Stream], next_positions: Mapping[int, int]) -> None:
-        """Begin with these steps, which lie in the streams of others."""
+        """Begin with these steps, which are in the streams of others."""
         self._runs = self._foreign = runs
         self.streams, self._first = list(streams), next_positions
 
-    # -- coming and leaving -------------------------------------------------------------------------------------
+    # -- additions and evictions ---------------------------------------------------------------------------------------
 
     def add(self, steps: Steps) -> None:
-        """Add steps of env rows, by position, with the column `episode`."""
+        """Add ranges of env rows, by offset, with the column `episode`."""
         self._added.append(steps)
         if len(self._added) > _MAX_NOTES:
             self.runs()
 
     def evict(self, steps: Steps) -> None:
-        """These steps of env rows have left; those that are not live are passed over."""
+        """Evict these steps of env rows; steps that are not live are skipped."""
         self._evicted.append(steps)
         if self.journaled:
             self._left.append(steps)
@@ -148,7 +148,7 @@ class LiveSet:
                 self._evicted, self._left = ([Steps.joined(some).union()] for some in (self._evicted, self._left))
 
     def remove(self, episodes: Ints) -> int:
-        """All live steps of these episodes have left; how many that were."""
+        """Evict all live steps of these episodes; their number."""
         runs = self.runs()
         gone = np.isin(runs["episode"], episodes)
         self._leave(runs.pick(gone))
@@ -163,26 +163,26 @@ class LiveSet:
         if self.journaled:
             self._left_runs.append(runs)
 
-    # -- looking ------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     @property
     def steps_at_most(self) -> int:
-        """Live steps; what left since somebody last looked may be counted still."""
+        """The number of live steps; recent evictions may still be counted."""
         return sum(int(steps.length.sum()) for steps in (self._runs, *self._added))
 
     def runs(self) -> Steps:
-        """The steps as they stand, sorted, neighbours merged."""
+        """The live steps, sorted, neighbours merged."""
         if self._added or self._evicted:
             every = [self._runs, _own(Steps.joined(self._added))] if self._added else [self._runs]
             left = ordered(Steps.joined(every)).merged().minus(Steps.joined(self._evicted))
             self._runs, self._added, self._evicted = left, [], []
         return self._runs
 
-    # -- what has left ------------------------------------------------------------------------------------------
+    # -- evictions -----------------------------------------------------------------------------------------------------
 
     def take_left(self) -> tuple[Stretch, ...]:
-        """The steps that have left since this was last asked. All of an env row before some position may have left:
-        that is one range, and no list."""
+        """The evictions since the last call. All steps of an env row before some offset may be evicted: that is one
+        range, and no list."""
         out: list[Stretch] = []
         if self._left:
             left = Steps.joined(self._left).union()
@@ -200,14 +200,14 @@ class LiveSet:
         return [(*((*self._own, env) if n == OWN else self.streams[n]), lo, hi) for n, env, lo, hi in rows]
 
     def _at(self, places: Steps) -> list[Stretch]:
-        """Steps at positions of env rows: those of their own streams, and those that were taken over."""
+        """Steps at offsets of env rows: in their own streams, and in those that were taken over."""
         first = np.array([self._first.get(env, 0) for env in places.stream.tolist()], np.int64)
         own = places.cut(slice(None), np.maximum(places.lo, first), places.hi)
         met = places.meet(self._foreign.placed)
         taken = self._foreign.cut(met.right, met.lo, met.hi)
         return self.addresses(_own(own.pick(own.length > 0))) + self.addresses(taken)
 
-    # -- a checkpoint -------------------------------------------------------------------------------------------
+    # -- a checkpoint --------------------------------------------------------------------------------------------------
 
     def rows(self, buffer: str) -> pa.Table:
         """The live steps as rows of the live table."""
@@ -218,7 +218,7 @@ class LiveSet:
         columns: Mapping[str, Any] | None, attributes: Mapping[str, Mapping[str, Any]] | None, state: Any,
         incomplete: str, empty: Empty = np.empty,
     ) -> Cut:  # fmt: skip
-        """Copy what belongs to a checkpoint; errors name what does not fit, and nothing is written.
+        """A copy of all that belongs to a checkpoint; errors name what does not fit, and nothing is written.
         empty: memory for the columns."""
         if incomplete not in POLICIES:
             raise UsageError(f"incomplete={incomplete!r}: give 'keep' or 'drop'")
@@ -237,12 +237,12 @@ class LiveSet:
 
 
 def _own(steps: Steps) -> Steps:
-    """Steps of the writer's own streams, as a live set has them."""
+    """Steps of the writer's own streams, in the form of a live set."""
     return steps.beside(follows=("written",), source=np.full(len(steps), OWN), written=steps.lo)
 
 
 def _live_table(buffer: str, place: tuple[str, int], runs: Steps, streams: Sequence[Stream]) -> pa.Table:
-    """Rows of the live table: runs joined over episodes, streams named."""
+    """Rows of the live table: ranges joined over episodes, streams named."""
     session, rank = place
     runs = joined(runs)
     env, source, lo = runs.stream, runs["source"], runs["written"]
@@ -259,7 +259,7 @@ def _live_table(buffer: str, place: tuple[str, int], runs: Steps, streams: Seque
 
 
 def joined(runs: Steps) -> Steps:
-    """Neighbouring steps of one stream as one row, whatever episodes they belong to; episodes without steps alone."""
+    """Neighbouring steps of one stream as one row, whatever their episodes; episodes without steps alone."""
     some = runs.length > 0
     full = runs.pick(some)
     return ordered(Steps.joined([full.beside(episode=np.zeros(len(full), np.int64)).merged(), runs.pick(~some)]))
@@ -268,8 +268,8 @@ def joined(runs: Steps) -> Steps:
 def _incomplete(
     runs: Steps, records: EpisodeRecords, following: Mapping[int, int]
 ) -> tuple[dict[str, dict[str, int]], Any]:
-    """Live episodes that lack steps or their end, and their live steps, counted by what they lack; mask of the others'
-    runs. following: env row -> its next position, where an episode is open."""
+    """Live episodes that lack steps or their end, and their live steps, counted by what they lack; mask of the ranges
+    of the others. following: env row -> its next offset, where an episode is open."""
     numbers, episode = np.unique(runs["episode"], return_inverse=True)
     live = np.bincount(episode, runs.length, len(numbers)).astype(np.int64)
     full = runs.pick(runs.length > 0)
@@ -287,8 +287,8 @@ def _incomplete(
 def _lack(
     number: int, records: EpisodeRecords, live: int, begun: set[tuple[int, int, int]], following: Mapping[int, int]
 ) -> str:
-    """Why an episode is not complete: its first step is not live, or the last, or one between; "" if it is.
-    live: how many steps are; begun: episode, env row and position where runs of live steps begin."""
+    """The reason that an episode is not complete: its first step is not live, or the last, or one between; "" if it is.
+    live: the number of its live steps; begun: episode, env row and offset where ranges of live steps begin."""
     record, end = records[number], records.end(number)
     stop = following.get(record.env_id, record.begin) if end is None else end.position
     has_first = stop == record.begin or (number, record.env_id, record.begin) in begun
@@ -298,8 +298,8 @@ def _lack(
 
 
 def column(name: str, value: Any, runs: Steps, records: EpisodeRecords, empty: Empty = np.empty) -> Column:
-    """A column of these runs, copied: one value a step, or a dict of episode id to array; ColumnError if that does not
-    fit."""
+    """A column of these ranges, copied: one value a step, or a dict of episode id to array; ColumnError if that does
+    not fit."""
     check_text(name, "column name")
     array = _by_episode(name, value, runs, records) if isinstance(value, Mapping) else nests.as_array(value, name)
     steps = int(runs.length.sum())
@@ -324,7 +324,7 @@ def _picked(column: Column, steps: Any, empty: Empty) -> Column:
 
 
 def _by_episode(name: str, values: Mapping[str, Any], runs: Steps, records: EpisodeRecords) -> Array:
-    """Values in live order, from one array an episode."""
+    """Values in live order, from one array for each episode."""
     arrays = {key: nests.as_array(v if not np.isscalar(v) else [v], name) for key, v in values.items()}
     taken = dict.fromkeys(arrays, 0)
     parts = []
@@ -344,7 +344,7 @@ def _by_episode(name: str, values: Mapping[str, Any], runs: Steps, records: Epis
 
 
 def attribute(name: str, values: Mapping[str, Any], runs: Steps, records: EpisodeRecords) -> str:
-    """An attribute of episodes of these runs, as JSON; ColumnError if it has a value for another."""
+    """An attribute of the episodes of these ranges, as JSON; ColumnError if it has a value for another."""
     live = {records.id_of(i) for i in np.unique(runs["episode"]).tolist()}
     unknown = [k for k in values if k not in live]
     if unknown:
@@ -366,12 +366,12 @@ def digest(array: np.ndarray[Any, Any]) -> str:
     return hashlib.sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
-# -- what is taken over ------------------------------------------------------------------------------------------------
+# -- the contents that a writer takes over -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class BufferResume:
-    """One buffer as a new writer takes it over. `episode` and `source` of the runs index the two lists."""
+    """One buffer as a new writer takes it over. `episode` and `source` of the ranges index the two lists."""
 
     runs: Steps
     episodes: Sequence[EpisodeRecord]
@@ -392,10 +392,10 @@ class Resume:
     world_size: int
     run: str
     buffers: Mapping[str, BufferResume]
-    seen: int  # number of the newest commit that was known when it was decided on
+    seen: int  # number of the newest commit known at the decision
     checkpoint: int | None = None  # the commit that it was read from
     origin: Origin | None = None  # the branch that its session is part of; None if it takes nothing over
     name: str | None = None  # of that checkpoint
     forked_from: ForkedFrom | None = None  # where a new run begins there
-    saved_by: int | None = None  # how many ranks saved it
+    saved_by: int | None = None  # the number of ranks that saved it
     holders: Callable[[], Mapping[str, int]] = field(default=dict, compare=False)  # episode -> rank that has it live

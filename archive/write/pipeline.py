@@ -1,9 +1,9 @@
-"""Background work of a writer: blocks are laid out, encoded, packed and uploaded off the caller's thread.
+"""The background work of a writer: blocks are laid out, encoded, packed and uploaded off the caller's thread.
 
 One thread lays out, in order, because an episode's segments follow each other; encoding and uploading run beside it.
-Works become objects: a shard each, or as many to an object of a journal as a tick has. Memory is bounded: `hand_in`
-waits while too many bytes are under way. A failed upload keeps its data and is tried again by whoever waits for it
-next; until it has come to a good end every call raises the failure.
+Works become objects: each a shard, or as many to an object of a journal as a tick has. Memory is bounded: `hand_in`
+waits while too many bytes are in flight. A failed upload keeps its data, and the next waiter tries it again; until it
+succeeds every call raises the error.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from archive.write.works import Folded, ObjectKind, RankRows, Seal, Upload, Work
 MAX_UNDER_WAY_BYTES = 100 * 1024 * 1024
 FOLD_FROM = 64  # works: several to a tick
 _LOOK_S = 0.2  # while waiting for room
-_MOMENT_S = 0.01  # that a call takes, or two that follow each other
+_MOMENT_S = 0.01  # the time of a call, or between two calls
 
 
 class Pipeline:
-    """Uploads of one writer, for all its buffers: rows are numbered in the order in which work is handed in.
+    """The uploads of one writer, for all its buffers: rows are numbered in the order in which work is handed in.
 
-    What is handed in stays listed until it is forgotten, which is after the commit. The list is what counts: whoever
-    waits sees to it that all of it is begun, so an interrupt between two lines leaves nothing that nobody will finish.
+    A work stays listed until it is forgotten, which is after the commit. The list is what counts: each waiter
+    makes sure that all of it is begun, so an interrupt between two lines leaves no work that is never finished.
     """
 
     def __init__(self, writer: ShardWriter, objects: ObjectKind) -> None:
@@ -42,24 +42,24 @@ class Pipeline:
         self.memory = writer.memory
         self._ordered = thread_pool(1, "archive-layout")
         self._uploads = thread_pool(2, "archive-upload")
-        self._moved = threading.Event()  # something came to an end
-        self._wanted = threading.Event()  # somebody waits for what was handed in
-        self._pressed = threading.Event()  # somebody waits for room
-        self._gathering = False  # the ordered thread has not looked yet at what was handed in
+        self._moved = threading.Event()  # an upload ended
+        self._wanted = threading.Event()  # a thread waits for the works
+        self._pressed = threading.Event()  # a thread waits for room
+        self._gathering = False  # the ordered thread has not seen the newest works yet
         self._works: list[Work] = []  # changed by single calls only: the caller's thread takes no lock that others need
-        self._open: dict[Work, None] = {}  # those that are begun and have not come to a good end
-        self._shown: Work | None = None  # the last of those that somebody was given, to be committed
-        self.seals: deque[Seal] = deque()  # that may not be durable yet
-        self.failed: Callable[[], None] = lambda: None  # called in the background when something failed
+        self._open: dict[Work, None] = {}  # works that are begun and have not succeeded
+        self._shown: Work | None = None  # the last work that was given out to be committed
+        self.seals: deque[Seal] = deque()  # those that may not be durable yet
+        self.failed: Callable[[], None] = lambda: None  # called in the background after an error
         self.number = 0  # of the next object
-        self._draft: Upload | None = None  # to which more may come
-        self._unsealed: list[Upload] = []  # complete objects that no seal has ended
-        self._broken: BaseException | None = None  # what could not be laid out is missing: nothing may follow it
+        self._draft: Upload | None = None  # the object that may still grow
+        self._unsealed: list[Upload] = []  # complete objects without a seal
+        self._broken: BaseException | None = None  # a work could not be laid out: nothing may follow it
 
     def hand_in(self, work: Work, *, wait: bool = True) -> None:
-        """Begin this work after all that came before; waits for room first, unless told not to. Handed in again, the
-        newest work stays as it is."""
-        if wait or isinstance(work, Seal):  # whoever made a seal has waited for a moment already
+        """Begin this work after all earlier ones. It waits for room first, unless told not to. The newest work may be
+        handed in again without effect."""
+        if wait or isinstance(work, Seal):  # the maker of a seal has waited for a moment already
             self._wanted.set()
         if wait:
             self._begin()
@@ -75,29 +75,29 @@ class Pipeline:
             self.seals.append(work)
 
     def uncommitted(self) -> list[Work]:
-        """The works that were handed in so far and are not forgotten; what comes later is not part of it."""
+        """The works that were handed in so far and are not forgotten; later ones are not part of it."""
         found = list(self._works)
         self._shown = found[-1] if found else None
         return found
 
     def wait(self, works: Sequence[Work]) -> list[Written]:
-        """Wait for these; what each of their objects wrote. What failed stays, and is tried again the next time."""
-        if not all(work.begun for work in works):  # else what came later may wait: its caller is still at it
+        """Wait for these works; the result of each of their objects. Failed uploads are tried again the next time."""
+        if not all(work.begun for work in works):  # else later works may wait: their caller is still at work
             self._wanted.set()
             self._begin()
         return [self._written(upload) for upload in dict.fromkeys(work.laid_out.result() for work in works)]
 
     def forget(self, works: Sequence[Work]) -> None:
-        """These are committed."""
+        """Drop works that are committed."""
         for work in works:
             self._open.pop(work, None)
             with suppress(ValueError):
                 self._works.remove(work)
 
     def fold(self) -> None:
-        """Make the rows of many works one table, as each takes tens of kilobytes; with the writer's lock held.
+        """Join the rows of many works in one table, as each takes tens of kilobytes; with the writer's lock held.
 
-        Only of works that nobody was shown: of those that are to be committed some must not be in what others are.
+        Only works that were not given out are joined: works that are committed apart must stay apart.
         """
         works = self._works
         first = works.index(self._shown) + 1 if self._shown in works else 0
@@ -111,7 +111,7 @@ class Pipeline:
         works[first:stop] = [Folded(works[first:stop], self.wait(works[first:stop]))]
 
     def failure(self) -> BaseException | None:
-        """The error of what failed so far, if any."""
+        """The error of a failed upload, if any."""
         for work in self._open.copy():
             if error := work.error():
                 return error
@@ -119,7 +119,7 @@ class Pipeline:
 
     @property
     def waiting(self) -> bool:
-        """True if something was handed in that no seal has sent off."""
+        """True if there are works that no seal has sent off."""
         return bool(self._works) and not self._works[-1].begun and not isinstance(self._works[-1], Seal)
 
     @property
@@ -128,7 +128,7 @@ class Pipeline:
         return sum(work.nbytes for work in [*self._open, *self._not_begun()])
 
     def wait_idle(self, timeout_s: float) -> None:
-        """Wait until nothing is on its way to the store; what failed is not."""
+        """Wait until no upload is in flight; failed ones are not."""
         self._wanted.set()
         self._begin()
         stop = time.monotonic() + timeout_s
@@ -136,7 +136,7 @@ class Pipeline:
             self._pause(min(left, _LOOK_S))
 
     def _written(self, upload: Upload) -> Written:
-        """Wait for an object. What failed is tried once more; if that fails too, its error is raised."""
+        """Wait for an object. A failed upload is tried once more; if that fails too, its error is raised."""
         if upload.written is not None:
             return upload.written
         future = upload.future
@@ -153,7 +153,7 @@ class Pipeline:
         return future
 
     def retry_failed(self) -> None:
-        """Try what failed once more."""
+        """Try failed uploads once more."""
         for work in list(self._open):
             if work.error() and not work.under_way and work.upload is not None:
                 self._retry(work.upload)
@@ -164,7 +164,7 @@ class Pipeline:
         self._writer.close()
 
     def _pause(self, seconds: float) -> None:
-        """Until something comes to an end; it may have just before, so no longer than that."""
+        """Wait until an upload ends; one may have just before, so no longer than this time."""
         self._moved.wait(seconds)
         self._moved.clear()
 
@@ -172,22 +172,22 @@ class Pipeline:
         return [work for work in [*self._open, *self._not_begun()] if work.under_way]
 
     def _not_begun(self) -> list[Work]:
-        """The newest works, in order: they are begun in order."""
+        """The newest works, in order, as they are begun in order."""
         return list(takewhile(lambda work: not work.begun, reversed(self._works.copy())))[::-1]
 
     def _has_room(self, nbytes: int) -> bool:
         under_way = sum(work.nbytes for work in self._under_way())
         return not under_way or under_way + nbytes <= MAX_UNDER_WAY_BYTES
 
-    # -- on the ordered thread ----------------------------------------------------------------------------------
+    # -- on the ordered thread -----------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """See to it that all work is begun: a call that was interrupted may have left some that is not."""
+        """Make sure that all works are begun: an interrupted call may have left some."""
         if not self._gathering and self._to_begin():
             self._ordered.submit(self._lay_out_all)
 
     def _to_begin(self) -> list[Work]:
-        """Those that are to be begun now: up to the last seal, where objects end with one."""
+        """The works to begin now: up to the last seal, where objects end with one."""
         works = self._not_begun()
         if not self._objects.sealed or self._pressed.is_set():
             return works
@@ -195,7 +195,7 @@ class Pipeline:
         return works[: last + 1]
 
     def _lay_out_all(self) -> None:
-        """After a moment: who does not wait for room appends and goes on, and would share the interpreter with this."""
+        """Lay out all works, after a moment: a caller that goes on appending would share the interpreter with this."""
         if self._to_begin():
             self._gathering = True
             self._wanted.wait(_MOMENT_S)
@@ -204,14 +204,14 @@ class Pipeline:
                 self._open[works[0]] = None
                 works[0].begun = True
                 self._lay_out(works[0])
-            self._wanted.clear()  # last, lest what comes next begins while its caller is at it
+            self._wanted.clear()  # last, or the next work would begin while its caller is at work
             self.memory.prepare()
         if self._pressed.is_set():
             self._pressed.clear()
             self._complete(None)
 
     def _lay_out(self, work: Work) -> None:
-        """Nobody else begins it, and no signal comes in between."""
+        """Lay out a work. No other thread begins it, and no signal comes in between."""
         try:
             if self._broken is not None:
                 raise self._broken
@@ -239,7 +239,7 @@ class Pipeline:
             self._complete(work if isinstance(work, Seal) else None)
 
     def _complete(self, seal: Seal | None) -> None:
-        """Nothing more comes to the object."""
+        """Complete the object: it no longer grows."""
         if self._draft is None:
             return
         self._objects.complete(self._draft, seal)
@@ -254,7 +254,7 @@ class Pipeline:
         self._finished(made.works)
 
     def _finished(self, works: Sequence[Work]) -> None:
-        """On a background thread: something came to an end."""
+        """Take note, on a background thread, that an upload ended."""
         for work in works:
             if work.error() is not None:
                 self.failed()

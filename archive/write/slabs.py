@@ -22,11 +22,11 @@ from archive.write.streams import Streams
 
 _ALIGN_BYTES = 64
 _MERGE_BLOCKS = 512
-_ARENA_FROM_BYTES = 1024 * 1024  # of the first block of a shard: small ones are not worth a shard's memory
+_ARENA_FROM_BYTES = 1024 * 1024  # first blocks of a shard below this size are not worth a shard's memory
 
-SLABS = 32  # of a buffer, at least: eviction cuts one of them, and what is left of it is many short runs
+SLABS = 32  # of a buffer, at least: eviction cuts one of them, which leaves many short ranges
 LEAST_SLAB_BYTES = 4 * 1024 * 1024
-LEAST_RUN, LEAST_RUN_BYTES = 8, 2048  # steps of an env row in a slab, or bytes: each run is a row of the segments table
+LEAST_RUN, LEAST_RUN_BYTES = 8, 2048  # of an env row in a slab: each range is a row of the segments table
 
 
 def slab_bytes(buffer_bytes: int, env_rows: int, step_bytes: int, most: int) -> int:
@@ -36,8 +36,7 @@ def slab_bytes(buffer_bytes: int, env_rows: int, step_bytes: int, most: int) -> 
 
 
 class _OpenSlab:
-    """Blocks of one schema that wait until they are a shard. Blocks are appended, or replaced by others that say the
-    same."""
+    """Blocks of one schema that wait until they are a shard. Blocks are appended, or replaced by equal ones."""
 
     def __init__(self, arena: Arena | None) -> None:
         self.blocks: list[Block] = []
@@ -46,7 +45,7 @@ class _OpenSlab:
 
 
 class Slabs:
-    """The open slabs of one buffer, by schema: blocks that are not handed in yet. Env rows advance together, and so are
+    """The open slabs of one buffer, by schema: blocks that are not handed in yet. Env rows advance together, and are
     evicted together: a shard of theirs is a slab of time."""
 
     def __init__(
@@ -61,7 +60,7 @@ class Slabs:
         self._rows = rows
         self._reward = reward
         self._open: dict[str, _OpenSlab] = {}  # replaced, never changed
-        self._live_steps = 0  # when a shard was last sent off
+        self._live_steps = 0  # at the last shard that was sent off
 
     def mark(self) -> Any:
         """The state that a call may change."""
@@ -71,14 +70,14 @@ class Slabs:
         return self._open, self._live_steps, slabs
 
     def cut_back(self, mark: Any) -> None:
-        """Be as it was."""
+        """Restore the state of a mark."""
         self._open, self._live_steps, slabs = mark
         for one, held, length, nbytes in slabs:
             del held[length:]
             one.blocks, one.nbytes = held, nbytes
 
     def keep(self, block: Block, *, owned: bool = False) -> None:
-        """Copy a block (unless nobody else has its arrays) to the others; full shards are sent off."""
+        """Add a block, copied unless `owned`; full shards are sent off."""
         nbytes = block.nbytes
         pieces = [block] if nbytes <= SHARD_BYTES else blocks.split(block, SHARD_BYTES)
         for piece in pieces:
@@ -120,7 +119,7 @@ class Slabs:
         return slab_bytes(self._live_steps * step_bytes, rows, step_bytes, SHARD_BYTES)
 
     def submit(self, digest: str) -> None:
-        """The blocks of one schema are a shard."""
+        """Hand in the blocks of one schema as a shard."""
         slab = self._open[digest]
         self._open = {name: other for name, other in self._open.items() if other is not slab}
         self._live_steps = self._live_set.steps_at_most
@@ -135,7 +134,7 @@ class Slabs:
 
 
 class Arena:
-    """One piece of memory for the steps of one shard: a region for each field of fixed size, filled row by row."""
+    """Memory for the steps of one shard: a region for each field of fixed size, filled row by row."""
 
     def __init__(self, piece: Array, block: Block) -> None:
         self._piece = piece
@@ -171,7 +170,7 @@ class Arena:
 
 
 def _row_bytes(value: Array | Ragged, length: int) -> int:
-    """Bytes a step of a field that has one row of fixed size a step; else 0."""
+    """The size of a row of a field that has one row of fixed size a step; else 0."""
     if isinstance(value, Ragged) or value.dtype.hasobject or len(value) != length or not length:
         return 0
     return value.nbytes // length

@@ -1,9 +1,9 @@
-"""Pure, no I/O: which position and which episode each appended row gets.
+"""Pure, no I/O: the offset and the episode of each appended row.
 
 A stream is what one session appends for one env row. Rows of many env rows arrive mixed, in time order within each;
-episodes begin at a `first`, after a `last`, where an episode id changes and where positions jump. Rows are said by runs
-in the order in which they lie: `Steps` of env rows by position, each with the number of its episode. What is known
-of streams is replaced or appended to, never written over: a refused call is cut off again.
+episodes begin at a `first`, after a `last`, where an episode id changes and where positions jump. Rows are given by
+ranges in their order: `Steps` of env rows by offset, each with the number of its episode. The state of streams is
+replaced or appended to, never overwritten, so that a refused call can be cut off again.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from archive.write.episodes import NONE, End, EpisodeRecords, Ids, Lot, end_of
 class AppendedRows(NamedTuple):
     """Appended rows as the caller gave them; masks and ids are per row or None."""
 
-    env_ids: Ints | Steps  # of each row, or the stretches of distinct env rows, in ascending order, end to end
+    env_ids: Ints | Steps  # of each row, or ranges of distinct env rows, in ascending order, end to end
     first: Mask | None = None
     last: Mask | None = None
     terminated: Mask | None = None
     truncated: Mask | None = None
     episode_ids: Any = None  # an array of strings or None
-    positions: Ints | None = None  # None: the next ones, or those of the stretches
+    positions: Ints | None = None  # None: the next ones, or those of the ranges
 
     @property
     def envs(self) -> Ints:
@@ -40,7 +40,7 @@ class AppendedRows(NamedTuple):
         return self._replace(**{name: value[order] for name, value in given.items()})
 
     def begins(self, env: int, open_id: str, next_position: int) -> bool:
-        """True where the first row of an env row begins an episode though one is open."""
+        """True if the first row of an env row begins an episode though one is open."""
         position: int | None = None
         if isinstance(self.env_ids, Steps):
             at = int(np.flatnonzero(self.env_ids.stream == env)[0])
@@ -56,25 +56,25 @@ class AppendedRows(NamedTuple):
 class _Groups(NamedTuple):
     """Rows in order of their env rows: group i, of env row env[i], begins at row head[i]."""
 
-    order: Ints | None  # the place of each row among those that were given; None if it is the same
+    order: Ints | None  # the place of each row among the given ones; None if it is the same
     env: Ints
     head: Ints
     rows: int
     slot: Ints
-    following: Ints  # position that comes next in the env row, before these rows
-    opened: Ints  # the episode that is open there, or NONE
+    following: Ints  # next offset in the env row, before these rows
+    opened: Ints  # the open episode there, or NONE
 
 
 class Streams:
-    """Next position and open episode of every env row of one buffer on one rank."""
+    """The next offset and open episode of every env row of one buffer on one rank."""
 
     def __init__(self) -> None:
-        self.slots: dict[int, int] = {}  # of every env row that was ever used, its place in the two arrays
+        self.slots: dict[int, int] = {}  # env row -> its place in the two arrays, for every one that was ever used
         self._next = np.zeros(0, np.int64)
         self._open = np.zeros(0, np.int64)
         self.records = EpisodeRecords()
-        self.epoch = 0  # how many slabs have been sent
-        self.ended: list[int] = []  # episodes that ended with no step; replaced, or appended to
+        self.epoch = 0  # the number of slabs that were sent
+        self.ended: list[int] = []  # episodes that ended without a step; replaced, or appended to
         self.kept = kept(self, "_next", "_open", "epoch", grown=("slots", "ended"))
 
     def _slots_of(self, envs: Ints) -> Ints:
@@ -92,18 +92,18 @@ class Streams:
         return np.array(found, np.int64)
 
     def following(self, envs: Ints) -> Ints:
-        """The next position of each env row; -1 for one that was never used."""
+        """The next offset of each env row; -1 for one that was never used."""
         return np.array([self.next_position(env) if env in self.slots else -1 for env in envs.tolist()], np.int64)
 
     def next_position(self, env_id: int) -> int:
         return int(self._next[self.slots[env_id]]) if env_id in self.slots else 0
 
     def positions(self) -> dict[int, int]:
-        """Env id -> next position, of every env row ever used."""
+        """Env id -> next offset, of every env row ever used."""
         return {env: int(self._next[slot]) for env, slot in sorted(self.slots.items())}
 
     def start_at(self, env_id: int, position: int, episode: int | None = None) -> None:
-        """Go on from a resumed buffer: the next position, and the episode that is open."""
+        """Go on from a resumed buffer: its next offset, and its open episode."""
         slot = self._slots_of(np.array([env_id]))
         self._set(slot, np.array([position]), np.array([NONE if episode is None else episode]))
 
@@ -121,7 +121,7 @@ class Streams:
         return {env: int(self._open[slot]) for env, slot in sorted(self.slots.items()) if self._open[slot] != NONE}
 
     def close(self, env_id: int, **how: Any) -> int | None:
-        """The open episode of an env row ends here, without a step; its number."""
+        """End the open episode of an env row here, without a step; its number."""
         number = self.open_episode(env_id)
         if number is not None:
             position = self.next_position(env_id)
@@ -130,15 +130,15 @@ class Streams:
         return number
 
     def end(self, number: int, position: int, **how: Any) -> None:
-        """An episode ends there, with no step to come. how: as an End says it."""
+        """End an episode there, without a further step. how: the fields of an End."""
         self.records.close(number, End(position, self.epoch, **how))
         self.ended.append(number)
 
     def assign(self, rows: AppendedRows, ids: Ids, metadata: dict[str, Any], fields: str) -> tuple[Steps, Steps]:
-        """Positions and episodes of appended rows, in order of their env rows, and as they were given; begun episodes,
-        of these fields, are recorded, and where those before them end.
+        """Offsets and episodes of appended rows, in order of their env rows, and as they were given. Begun episodes, of
+        these fields, are recorded, and the ends of those before them.
 
-        What is done takes time by runs of rows of one episode, not by rows.
+        The time it takes depends on the number of ranges of one episode, not of rows.
         """
         groups = self._grouped(rows.env_ids)
         rows = rows if groups.order is None else rows.sorted(groups.order)
@@ -210,7 +210,7 @@ class Streams:
         return out
 
     def _break_off(self, groups: _Groups, runs: Steps, row: Ints, broken: Mask, jump: Mask | None) -> None:
-        """Episodes end without a last step where another begins, or positions jump."""
+        """End episodes without a last step where another begins, or offsets jump."""
         for i in np.flatnonzero(broken).tolist():
             group = int(group_of(groups.head, row[i]))
             if row[i] == groups.head[group]:
@@ -222,7 +222,7 @@ class Streams:
 
 
 def _placed(rows: AppendedRows, groups: _Groups) -> tuple[Ints, Ints | None, Mask | None]:
-    """The position of the first row of each group; of each row, where that was given; and where positions jump."""
+    """The offset of the first row of each group; of each row, where that was given; and a mask of jumps."""
     if rows.positions is None and not isinstance(rows.env_ids, Steps):
         return groups.following, None, None
     jump = np.zeros(groups.rows, bool)
@@ -243,7 +243,7 @@ def _placed(rows: AppendedRows, groups: _Groups) -> tuple[Ints, Ints | None, Mas
 
 
 def _ends(rows: AppendedRows, row: Ints, lo: Ints) -> Ints | None:
-    """The end of each run as a Lot has them, where some end their episodes."""
+    """The ends of ranges in the form of a Lot, where some end their episodes."""
     at = None if rows.last is None else np.flatnonzero(rows.last)
     if at is None or not len(at):
         return None

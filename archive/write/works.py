@@ -1,4 +1,4 @@
-"""Works that a writer hands in, the objects that grow of them, and how these get into the store."""
+"""The works that a writer hands in, the objects that they become, and how these get into the store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Tables = Mapping[str, "pa.Table | None"]  # rows by table: segments, ledger
 
 
 class RankRows(NamedTuple):
-    """Rows that one rank adds to tables of a commit. Those of segments and of the ledger are numbered together."""
+    """Table rows one rank adds in a commit; segments and ledger share one sequence."""
 
     segments: pa.Table
     chunks: pa.Table
@@ -41,7 +41,7 @@ class RankRows(NamedTuple):
 
     @property
     def next_sequence(self) -> int:
-        """The number after those that its rows have; 0 if there are none."""
+        """The number after the last one of its rows; 0 if there are none."""
         import pyarrow.compute as pc
 
         greatest = [pc.max(rows["sequence"]).as_py() for rows in (self.segments, self.ledger) if rows.num_rows]
@@ -59,7 +59,7 @@ class RankRows(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What one upload adds to the manifest. `journal`: the number after that of its object of the journal."""
+    """The rows that one upload adds to the tables. `journal`: the number after that of its journal object."""
 
     rows: RankRows
     journal: int | None = None
@@ -73,11 +73,11 @@ class Written(NamedTuple):
 
 
 class Upload:
-    """An object on its way to the store: works are put into it; once it is complete it is packed and stored, again
-    where that failed, and done once. `number`: how many were complete before it."""
+    """An object on its way to the store: works are added to it; once it is complete it is packed and stored, tried
+    again after an error, and done once. `number`: the number of objects completed before it."""
 
     def __init__(self, number: int = 0, key: str = "", written: Written | None = None) -> None:
-        """written: what it added, if it is in the store."""
+        """written: its result, if it is in the store."""
         self.number = number
         self.key = key
         self.works: list[Work] = []
@@ -87,12 +87,12 @@ class Upload:
         self._put: Callable[[Any], Written] | None = None
         self._packed: Any = None
         self._running = threading.Lock()
-        self.standing: BaseException | None = None  # what it failed with, though it is being tried again
+        self.standing: BaseException | None = None  # its last error, while it is being tried again
         self.written = written
         self.future: Future[Written] | None = None
 
     def add(self, work: Work, slab: Slab | None, rows: Tables) -> None:
-        """Put one more work into it."""
+        """Add one more work."""
         self.works.append(work)
         self.slab = slab or self.slab
         for kind, table in rows.items():
@@ -101,11 +101,11 @@ class Upload:
 
     @property
     def rows(self) -> RankRows:
-        """The rows that its works add, but for those of chunks."""
+        """The rows that its works add, without those of chunks."""
         return RankRows.of(**self._tables)
 
     def complete(self, pack: Callable[[], Any], put: Callable[[Any], Written]) -> None:
-        """Nothing more comes to it. pack: makes what `put` stores, which is kept until it is in the store."""
+        """Complete it: it no longer grows. pack: makes the input of `put`, which is kept until it is in the store."""
         self._pack, self._put, self.slab, self._tables = pack, put, None, {}
 
     def run(self) -> Written:
@@ -125,12 +125,12 @@ class Upload:
 
     @property
     def under_way(self) -> bool:
-        """True if it may still come to an end by itself."""
+        """True if it may still end by itself."""
         return self.future is not None and not self.future.done()
 
     def error(self) -> BaseException | None:
-        """The error that it failed with, so far."""
-        if self.future is None or not self.future.done() or self.future.cancelled():  # by closing: that is no failure
+        """The error of its last try, so far."""
+        if self.future is None or not self.future.done() or self.future.cancelled():  # cancelled by closing: no failure
             return self.standing
         return self.future.exception()
 
@@ -138,7 +138,7 @@ class Upload:
 class Work:
     """Blocks that become a shard, or rows without data; in its pipeline until it is committed.
 
-    lay_out: gives its slab, if it `is_shard`, and its rows, by the name of its object.
+    lay_out: gives its slab, if it `is_shard`, and its rows, for the name of its object.
     """
 
     def __init__(
@@ -150,16 +150,16 @@ class Work:
         self.steps = steps
         self.is_shard = is_shard
         self.begun = False
-        self.laid_out: Future[Upload] = Future()  # the object that it is in, once that is complete
+        self.laid_out: Future[Upload] = Future()  # its object, once that is complete
 
     @property
     def upload(self) -> Upload | None:
-        """The object that it is in, once that is complete; None where it could not be laid out."""
+        """The object that it is in, once that is complete; None if it could not be laid out."""
         return self.laid_out.result() if self.laid_out.done() and self.laid_out.exception() is None else None
 
     @property
     def under_way(self) -> bool:
-        """True if it may still come to an end by itself."""
+        """True if it may still end by itself."""
         return not self.laid_out.done() or (self.upload is not None and self.upload.under_way)
 
     @property
@@ -168,16 +168,16 @@ class Work:
         return self.upload is not None and self.upload.written is not None
 
     def error(self) -> BaseException | None:
-        """The error that it failed with, so far."""
+        """The error of its last try, so far."""
         if not self.laid_out.done():
             return None
         return self.laid_out.exception() or self.laid_out.result().error()
 
 
 class Seal(Work):
-    """The end of what becomes durable together: all that was handed in before it, and what is `said` with it.
+    """The end of a group that becomes durable together: all that was handed in before it, and its `said` records.
 
-    `positions`: of each buffer and env row the next one, when it was made. `oldest`: when the first of it was added.
+    `positions`: the next offset of each buffer and env row, when it was made. `oldest`: the time of its first addition.
     """
 
     def __init__(self, said: Any, positions: Mapping[tuple[str, int], int], oldest: float | None) -> None:
@@ -195,7 +195,7 @@ class Seal(Work):
 
 
 class Folded(Work):
-    """The rows of many works, as one."""
+    """The rows of many works, as one work."""
 
     def __init__(self, works: Sequence[Work], parts: Sequence[Written]) -> None:
         super().__init__(lambda key: (None, {}), sum(work.nbytes for work in works))
@@ -216,8 +216,8 @@ def shard(blocks: Sequence[Block], reward: str | None, describe: Describe) -> Wo
 
 
 def rows_alone(kind: str, of: Callable[[], pa.Table | None]) -> Work:
-    """Rows of the segments or the ledger table without data; asked for after all that was handed in before, as they
-    are numbered together."""
+    """Rows of the segments or the ledger table without data; they are made after all earlier works, as they share one
+    sequence."""
     return Work(lambda key: (None, {kind: of()}))
 
 
@@ -231,7 +231,7 @@ class ObjectKind(Protocol):
         """The name of an object."""
 
     def complete(self, upload: Upload, seal: Seal | None) -> None:
-        """Nothing more comes to an object. seal: that it ends with; None if more objects come before that."""
+        """Complete an object. seal: the one that it ends with; None if more objects come before that."""
 
 
 class ShardObjects:
@@ -260,5 +260,5 @@ class ShardObjects:
 
 
 def encoded(writer: ShardWriter, slab: Slab, more: Mapping[str, Any] | None = None) -> list[Member]:
-    """The members of the shard that a slab is; `more`: arrays that are no fields, by path."""
+    """The members of a slab's shard; `more`: arrays that are not fields, by path."""
     return writer.encode(slab.schema.dumps(), slab.arrays, runs=slab.env_rows, more=more)

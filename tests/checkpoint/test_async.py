@@ -304,7 +304,7 @@ def test_a_process_that_ends_right_after_the_call_leaves_a_checkpoint(backend: B
     )
     assert done.returncode == 0
     (said,) = done.stderr.splitlines()
-    assert "ends with 2 steps that are in no commit" in said
+    assert "closed with 2 uncommitted steps" in said
     latest = archive.open(backend.url, storage_options=backend.storage_options).checkpoints.latest
     assert latest is not None
     assert (latest.step, latest.state(0)) == (5, {"a": 1})

@@ -162,7 +162,7 @@ def test_a_rank_that_does_not_answer_a_request_is_named_and_a_shutdown_does_not_
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    assert "waits for rank 1 of this job" in caplog.messages[0]
+    assert "waiting for rank 1 of this job" in caplog.messages[0]
     w._end()
 
 

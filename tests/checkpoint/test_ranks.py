@@ -343,7 +343,7 @@ def test_resume_needs_to_know_which_rank_it_is() -> None:
     for w in writers:
         w.close()
     arc = reopened(arc)
-    with pytest.raises(UsageError, match="has 2 ranks; say which"):
+    with pytest.raises(UsageError, match="has 2 ranks; give one"):
         arc.writer(resume=ck)
     with pytest.raises(NotFoundError, match="rank 2 is not of its world of 2"):
         arc.writer(rank=2, resume=ck)

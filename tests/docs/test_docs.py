@@ -36,7 +36,7 @@ from tests.support.documents import (
     run_python,
 )
 
-ALONE = {"checkpoints", "cluster", "observing"}  # they send themselves signals, or look at their own process
+ALONE = {"checkpoints", "observing"}  # they send themselves signals, or look at their own process
 OBVIOUS = {"fsspec", "s3fs", "zarr", "numpy", "pyarrow"}  # the user asked for these
 INSTALL = (DOCS / "how-to" / "install.md").read_text("utf-8")
 MAX_PICTURE = 150_000

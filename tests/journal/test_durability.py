@@ -175,7 +175,7 @@ def test_an_exception_is_not_hidden_by_a_store_that_fails(
     w = arc.writer(journal_s=NEVER_S)
     w.add_episode(steps(2), episode_id="a")
     left_by_an_exception(w)
-    assert "could not be journaled" in caplog.text
+    assert "could not be flushed" in caplog.text
 
 
 def test_the_thread_ends_with_the_writer_and_with_who_forgets_it() -> None:

@@ -203,7 +203,7 @@ def test_nothing_but_a_ledger_is_committed_once() -> None:
 
 def test_a_session_that_goes_on_from_none_is_told_what_it_leaves(caplog: pytest.LogCaptureFixture) -> None:
     def told() -> list[str]:
-        found = [one.getMessage() for one in caplog.records if "in flight, of which" in one.getMessage()]
+        found = [one.getMessage() for one in caplog.records if "in flight, which this one" in one.getMessage()]
         caplog.clear()
         return found
 

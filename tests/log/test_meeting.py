@@ -9,7 +9,7 @@ import pytest
 
 import archive
 from archive import tables
-from archive.base.errors import DuplicateEpisodeError, LetGoError
+from archive.base.errors import DuplicateEpisodeError, ExpiredError
 from archive.log import CommitLog, tablefiles
 from archive.store import Storage
 from archive.testing import steps
@@ -209,7 +209,7 @@ def test_what_was_pruned_while_one_was_far_behind_is_known() -> None:
     before = log.head.number
     log.catch_up()
     assert log.head.number == before + 100
-    with pytest.raises(LetGoError, match=r"gone\.zip"):
+    with pytest.raises(ExpiredError, match=r"gone\.zip"):
         log.commit("x", by_hand("label", segments=(_names(arc),)))
 
 

@@ -16,7 +16,7 @@ import pytest
 import archive
 import resharding
 from archive import Keep, tables
-from archive.errors import LetGoError, SupersededError
+from archive.errors import ExpiredError, SupersededError
 from archive.log import Change, Commit, CommitLog
 from archive.maintain import PrunePlan, prune
 from archive.store import Storage
@@ -88,7 +88,7 @@ def test_a_merge_that_was_stalled_for_longer_than_the_wait_commits_nothing(
 
         monkeypatch.setattr(CommitLog, "commit", commit_after)
     before = len(arc.refresh().episodes)
-    with pytest.raises(LetGoError, match=r"were pruned by commit \d+.*nothing was committed"):
+    with pytest.raises(ExpiredError, match=r"were pruned by commit \d+.*nothing was committed"):
         resharding.merge([source], to=arc, copy=True)
     assert len(archive.open(tmp_path / "target").episodes) == before
     assert sound(archive.open(tmp_path / "target"))
@@ -136,7 +136,7 @@ def test_a_merge_by_reference_between_plan_and_prune_keeps_what_it_refers_to_or_
     def merge() -> None:
         try:
             resharding.merge([earlier], to=target, copy=False)
-        except LetGoError as e:
+        except ExpiredError as e:
             failed.append(str(e))
 
     plan = arc.prune(**NOW)

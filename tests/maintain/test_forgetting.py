@@ -14,7 +14,7 @@ import pytest
 import archive
 import resharding
 from archive import Keep
-from archive.errors import ConflictError, LetGoError, NotFoundError, UsageError
+from archive.errors import ConflictError, ExpiredError, NotFoundError, UsageError
 from archive.maintain import survivors, verify
 from tests.support.archives import fresh, reopened
 from tests.support.checkpoints import serials, steps
@@ -104,9 +104,9 @@ def test_a_long_plan_names_all_that_stays_and_sums_up_what_goes() -> None:
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({}, "nothing was said"), ({"keep": Keep()}, "says nothing of what stays"), ({"keep": 5}, "keep=5"),
-        ({"episodes": "all"}, "unreferenced"), ({"keep": Keep(best=("typo", "max"))}, "wants none of the 3"),
-        ({"keep": Keep(every=50)}, "wants none"), ({"ids": []}, "ids"), ({"ids": [3]}, "ids"),
+        ({}, "needs keep=, episodes="), ({"keep": Keep()}, "retains nothing"), ({"keep": 5}, "keep=5"),
+        ({"episodes": "all"}, "unreferenced"), ({"keep": Keep(best=("typo", "max"))}, "retains none of the 3"),
+        ({"keep": Keep(every=50)}, "retains none"), ({"ids": []}, "ids"), ({"ids": [3]}, "ids"),
         ({"where": "return >"}, "condition"), ({"where": "colour = 3"}, "colour"),
         ({"where": "return < 0", "redact": True}, "give their ids"), ({"redact": True}, "give their ids"),
     ],
@@ -234,7 +234,7 @@ def test_what_was_forgotten_is_not_resumed_from() -> None:
     Ring(arc).turns(4)
     old = arc.refresh().checkpoints["step-1"]
     arc.forget(Keep(last=1), dry_run=False)
-    with pytest.raises(LetGoError, match="was forgotten by commit"):
+    with pytest.raises(ExpiredError, match="was forgotten by commit"):
         arc.writer(resume=old)
 
 

@@ -14,7 +14,7 @@ import archive
 import resharding
 from archive import Keep
 from archive.base import layout
-from archive.errors import CheckpointError, LetGoError
+from archive.errors import CheckpointError, ExpiredError
 from archive.log import tablefiles
 from archive.store import Storage
 from tests.support.archives import fresh, reopened
@@ -130,7 +130,7 @@ def test_a_checkpoint_that_refers_to_what_was_let_go_of_meanwhile_is_not_made_an
             reopened(job.arc).prune(dry_run=False, **NOW)
 
     before_its_commit(monkeypatch, "checkpoint", happens)
-    with pytest.raises(LetGoError, match=r"columns, attributes or states .* nothing was committed. Save another"):
+    with pytest.raises(ExpiredError, match=r"columns, attributes or states .* nothing was committed. Save another"):
         job.save()
     assert reopened(job.arc).checkpoints.latest.number > first.number
     job.check(job.save())
@@ -143,7 +143,7 @@ def test_the_name_of_a_checkpoint_that_was_pruned_is_not_taken_again() -> None:
         job.save()
     assert let_go(job.arc) == 1
     job.saved = 0
-    with pytest.raises(CheckpointError, match=r"is, or was, there already.*another name"):
+    with pytest.raises(CheckpointError, match=r"exists or existed.*another name"):
         job.save()
     job.saved = 5
     job.check(job.save())
@@ -161,7 +161,7 @@ def test_nobody_goes_on_from_a_checkpoint_that_was_forgotten_whoever_opened_the_
     if opened:
         arc.writer(rank=0, world_size=2, session="next")
     reopened(arc).forget(Keep(last=1), dry_run=False)
-    with pytest.raises(LetGoError, match=r"checkpoint of commit 2 .* was forgotten by commit \d"):
+    with pytest.raises(ExpiredError, match=r"checkpoint of commit 2 .* was forgotten by commit \d"):
         reopened(arc).writer(resume=share, session="next")
 
 
@@ -241,7 +241,7 @@ def test_a_merge_that_found_a_shard_there_which_is_pruned_meanwhile_commits_noth
         assert reopened(target).prune(dry_run=False, **NOW).deleted
 
     before_its_commit(monkeypatch, "merge", happens)
-    with pytest.raises(LetGoError, match=r"were pruned by commit \d+.*nothing was committed"):
+    with pytest.raises(ExpiredError, match=r"were pruned by commit \d+.*nothing was committed"):
         resharding.merge([source], to=target.refresh(), copy=True)
     merged = resharding.merge([source], to=target.refresh(), copy=True)
     assert sorted(merged.episodes.table["episode_id"].to_pylist()) == sorted(names)

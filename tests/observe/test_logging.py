@@ -20,7 +20,7 @@ DONE = [
     r"checkpoint 'step-5' of run 'main', step 5, is commit 3: rank 0 of 1 wrote \d+ B of new steps, \d+\.\d s",
     r"rank 1 of 2 read 1 episodes, 30 steps of buffer 'replay' of 'step-5', which 1 ranks saved: .* requests, .* s",
     r"rank 1 of run 'main' goes on from 'step-6', 1 -> 2 ranks, with \d+ live steps: .* requests, \d+\.\d s",
-    r"commit 5 let go of 1 checkpoints and 0 episodes \(.*\), \d+\.\d s",
+    r"commit 5: retention expired 1 checkpoints and 0 episodes \(.*\), \d+\.\d s",
     r"deleted \d+ of \d+ objects \(.*\) of memory://logging/lines, \d+\.\d s",
 ]
 

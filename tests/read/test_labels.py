@@ -15,7 +15,7 @@ import pytest
 
 import archive
 import resharding
-from archive.base.errors import LetGoError, NotFoundError, StateError, UsageError
+from archive.base.errors import ExpiredError, NotFoundError, StateError, UsageError
 from archive.log import Change, CommitLog, tablefiles
 from tests.support.archives import by_hand, fresh, reopened, with_checkpoints
 from tests.support.backends import Backend
@@ -97,7 +97,7 @@ def test_what_is_of_no_episode_is_refused_and_nothing_written() -> None:
             arc.label(wrong)  # type: ignore[dict-item]
     with pytest.raises(StateError, match="success"):
         arc.label({"e0": {"success": object()}})
-    with pytest.raises(UsageError, match="nothing is said"):
+    with pytest.raises(UsageError, match="no labels were given"):
         arc.episodes.label()
     assert reopened(arc).head.number == arc.head.number == 4
     assert arc.label({}).episodes[:0].label(a=1) is not None
@@ -239,7 +239,7 @@ def test_episodes_that_were_let_go_of_meanwhile_are_not_labelled() -> None:
     arc = with_checkpoints(fresh().url + "x")
     seen = arc.episodes
     CommitLog(arc.storage, arc.id, arc.head).commit("forget", _without_first(arc))
-    with pytest.raises(LetGoError, match="1 of these episodes, such as 'e0', were forgotten"):
+    with pytest.raises(ExpiredError, match="1 of these episodes, such as 'e0', were forgotten"):
         seen.label(success=True)
     with pytest.raises(NotFoundError, match="'e0'"):
         arc.label({"e0": {"success": True}})

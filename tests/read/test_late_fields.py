@@ -183,8 +183,8 @@ def test_rows_of_any_dtype(rows: Any) -> None:
         ({"obs": {"e0": np.zeros(3)}}, FieldError, "within one another"),
         ({"reward/x": {"e0": np.zeros(3)}}, FieldError, "within one another"),
         ({"a": {"e0": np.zeros(3)}, "a/b": {"e0": np.zeros(3)}}, FieldError, "within one another"),
-        ({}, UsageError, "no field is given"),
-        ({"a": {}}, UsageError, "no field is given"),
+        ({}, UsageError, "no columns were given"),
+        ({"a": {}}, UsageError, "no columns were given"),
     ],
 )
 def test_what_cannot_be_added_is_refused_before_anything_is_written(
@@ -289,7 +289,7 @@ def test_a_function_that_does_not_do_what_it_should_adds_nothing() -> None:
 
 def test_rows_that_take_the_place_of_others_are_of_their_kind() -> None:
     arc = filled(fresh())
-    with pytest.raises(FieldError, match=r"'reward' is <f4.. step in these episodes, and <f8.. step in what is added"):
+    with pytest.raises(FieldError, match=r"'reward' is <f4.. step in these episodes, and <f8.. step in the new rows"):
         arc.add_fields({"reward": {"e0": np.zeros(3)}})
 
 

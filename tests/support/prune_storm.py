@@ -14,7 +14,7 @@ import numpy as np
 import archive
 import resharding
 from archive import Keep
-from archive.errors import LetGoError, MissingObjectError
+from archive.errors import ExpiredError, MissingObjectError
 from tests.support import servers
 
 WAIT_S = 3  # of the prunes: who reads for longer may miss something
@@ -86,7 +86,7 @@ def merge(where: Mapping[str, Any], folder: str, until: float) -> None:
         target = f"{folder}/{number}"
         try:
             arc = resharding.merge([opened(where)], to=target, copy=False, storage_options=where["options"])
-        except LetGoError:
+        except ExpiredError:
             continue
         except MissingObjectError:
             if time.monotonic() - began < WAIT_S - 1:

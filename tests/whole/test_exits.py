@@ -28,7 +28,7 @@ LONGEST_S = 0.3  # after which a child is told to end
 HANGS_S = 30.0  # a fraction of it, unless others use the machine
 INTERRUPTS = (-signal.SIGINT, 1)  # Python says 1 where any thread calls exec() while it ends, as imports do
 CODES = {"killed": (-signal.SIGTERM,), "exits": (143,), "interrupted": INTERRUPTS}
-SAID = re.compile(r"<Writer .*> ends with (\d+) steps that are in no commit that it knows of")
+SAID = re.compile(r"<Writer .*> closed with (\d+) uncommitted steps")
 KEEPS_JOURNAL = ("journals", "recovers")
 
 

@@ -11,7 +11,7 @@ import archive
 from archive.testing import steps
 from archive.write import Buffer, works
 
-SAID = re.compile(r"<Writer rank 0 of 1, .*> ends with (\d+) steps that are in no commit that it knows of")
+SAID = re.compile(r"<Writer rank 0 of 1, .*> closed with (\d+) uncommitted steps")
 
 
 class OurError(Exception):

@@ -1,5 +1,5 @@
-"""Rows of stored arrays that are wanted come in, by segment and shard; they are in memory when it returns: fetched with
-few requests, each chunk compared with its checksum and decoded once. A cache may stand in between."""
+"""Rows of stored arrays, by segment and shard, come in; they are in memory when a call returns: fetched with few
+requests, each chunk compared with its checksum and decoded once, with or without a cache."""
 
 from __future__ import annotations
 

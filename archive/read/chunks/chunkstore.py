@@ -1,5 +1,5 @@
-"""Rows of stored arrays with pages: through a cache of whole chunks of many arrays. What is absent is taken out of the
-disk cache, or fetched together with few requests, and decoded."""
+"""Rows of stored arrays through a cache of whole chunks of many arrays, in pages. Absent chunks come from the disk
+cache, or are fetched together with few requests, and decoded."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from archive.read.chunks.wants import Decode, RowsWanted, of_each
 from archive.shard import ShardView
 
 Key = tuple[RowPool, int]  # a chunk
-Target = tuple[Array, Any, Any]  # memory, and which rows of it are which of a chunk: a number where it is one, which is
+Target = tuple[Array, Any, Any]  # memory, its rows, and their rows in a chunk: a number where it is one, which is
 # copied in a third of the time
-_LEAST_SHARE = 16  # where not all fits, a part in so many is dealt out evenly, for arrays of small rows
-_REMOTE_GAP_BYTES = 256 * 1024  # between chunks: these bytes come sooner than the answer to another request
+_LEAST_SHARE = 16  # where not all fits, 1/16 is dealt out evenly, for arrays of small rows
+_REMOTE_GAP_BYTES = 256 * 1024  # between chunks: these bytes come sooner than another answer
 
 
 @dataclass
@@ -73,7 +73,7 @@ class ChunkStore:
             return self._pools[key]
 
     def _deal(self) -> None:
-        """Give each array its part of the bytes: in proportion to its rows, which is what lets all be kept alike."""
+        """Give each array its share of the bytes: in proportion to its rows, so that all are kept alike."""
         pools = list(self._pools.values())
         total = sum(p.row_bytes for p in pools)
         even = 0.0 if self._steps * total * 1.25 < self._cache_bytes else total / _LEAST_SHARE / len(pools)
@@ -83,7 +83,7 @@ class ChunkStore:
 
     @property
     def full(self) -> bool:
-        """True if another chunk would push out one that is held, but for arrays of few bytes."""
+        """True if another chunk would evict one, but for arrays of few bytes."""
         with self._changed:
             pools = self._pools.values()
             free, chunk = sum(p.free_bytes for p in pools), max((p.chunk_bytes for p in pools), default=0)
@@ -91,12 +91,12 @@ class ChunkStore:
 
     @property
     def touched_bytes(self) -> int:
-        """Bytes of memory that the cache has taken; never more than the bound."""
+        """Bytes of memory that the cache has used; never more than the bound."""
         with self._changed:
             return sum(p.touched_bytes for p in self._pools.values())
 
     def fill(self, wants: Sequence[RowsWanted]) -> Counts:
-        """Put the rows wanted into memory; what is absent here is fetched together, each chunk once."""
+        """Put the wanted rows into memory; absent chunks are fetched together, each once."""
         counts = Counts()
         pools = self._known(wants)
         missing: dict[Key, list[Target]] = {}
@@ -116,7 +116,7 @@ class ChunkStore:
         return counts
 
     def load(self, wants: Sequence[RowsWanted], wanted: Callable[[], bool] = lambda: True) -> Counts:
-        """Bring the chunks of these rows into the cache, as far as they fit; stops early once `wanted` says no."""
+        """Bring the chunks of these rows into the cache, as far as they fit; stop early once `wanted` is false."""
         counts = Counts()
         keys: set[Key] = set()
         for pool, want in zip(self._known(wants), wants, strict=True):
@@ -142,7 +142,7 @@ class ChunkStore:
         return have, whole
 
     def _from_memory(self, pool: RowPool, want: RowsWanted, missing: dict[Key, list[Target]]) -> Ints:
-        """Put what is here in place, and add what is not to `missing`; the chunks of all rows."""
+        """Copy the rows that are in memory, and add the others to `missing`; the chunks of all rows."""
         chunk, row = pool.locate(want.shard, want.rows)
         places = pool.find(chunk, row, self._batches)
         absent = np.flatnonzero(places < 0)
@@ -161,7 +161,7 @@ class ChunkStore:
     def _fetch(
         self, places: dict[Key, list[Target]], counts: Counts, wanted: Callable[[], bool] = lambda: True
     ) -> None:
-        """Fetch chunks and put their rows in place; those that another thread is fetching are waited for."""
+        """Fetch chunks and put their rows in place; wait for chunks that another thread is fetching."""
         left = set(places)
 
         def hand_out(key: Key, values: Array) -> None:
@@ -188,18 +188,18 @@ class ChunkStore:
                 self._read(mine, hand_out, counts, wanted)
             finally:
                 with self._changed:
-                    self._busy -= mine & left  # others may have taken up again what was delivered
+                    self._busy -= mine & left  # others may use again what was delivered
                     self._changed.notify_all()
 
     def _deliver(self, pool: RowPool, chunk: int, places: Sequence[Target]) -> None:
-        """Put rows of a chunk that is here in place."""
+        """Put rows of a chunk in memory in place."""
         for out, at, row in places:
             rows = np.atleast_1d(row)
             found = pool.find(np.full(len(rows), chunk), rows, self._batches)
             pool.deliver(found, out, np.atleast_1d(at))
 
     def _known(self, wants: Sequence[RowsWanted]) -> list[RowPool]:
-        """The pool of each, which knows its shards then; the chunk tables that have them are fetched once."""
+        """The pool of each want, with its shards added; their chunk tables are fetched once."""
         pools = [self._pool(want) for want in wants]
         unsure = [(pool, want.shard) for pool, want in zip(pools, wants, strict=True) if not pool.complete]
         new = [found for pool, shards in unsure if len(found := shards[~pool.knows(shards)])]
@@ -217,7 +217,7 @@ class ChunkStore:
     def _read(
         self, keys: Iterable[Key], hand_out: Callable[[Key, Array], None], counts: Counts, wanted: Callable[[], bool]
     ) -> None:
-        """Hand out these chunks, as the disk cache has them, or as they are fetched beside others of their shard."""
+        """Hand out these chunks, from the disk cache, or fetched with others of their shard."""
         shards, owner, mine = self._shards, self._segments.owner, self._by_shard(keys)
         held = {shard: self._from_disk(shard, chunks) for shard, chunks in mine.items()}
         reads = {}

@@ -1,9 +1,9 @@
-"""Does I/O: a folder of chunks that any number of processes fill and read, of at most so many bytes.
+"""Does I/O: a folder of chunks that any number of processes fill and read, of bounded size.
 
 Chunks never change, so an entry is right or it is not there: it is written beside its place and renamed, and its length
-and checksums are compared when it is read back. What was used longest ago leaves first. The folder is its owner's
-alone: it has the mode 0700 and a file 0600, whatever the umask. Nothing in it that is not an entry is read, followed or
-removed, and no symbolic link below it, be it one that somebody planted.
+and checksums are compared when it is read back. The least recently used entries are evicted first. The folder is its
+owner's alone: it has the mode 0700 and a file 0600, whatever the umask. Files in it that are not entries are not read,
+followed or removed, and neither are symbolic links below it, which others may have planted.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ class DiskCache:
             ) from e
 
     def get(self, name: str, size: int, crc32c: int) -> bytes | None:
-        """The chunk of this name, size and own checksum; None if it is not here. What is damaged is removed."""
+        """The chunk of this name, size and own checksum; None if it is not here. A damaged one is removed."""
         path = self._path(name, size, crc32c)
         try:
             with _reading(path) as descriptor:
                 with os.fdopen(descriptor, "rb", closefd=False) as file:
-                    data = file.read(size + 1)  # no more than shows that there is more
+                    data = file.read(size + 1)  # one byte more shows that there is more
                 if len(data) == size and chunkindex.is_sound(memoryview(data), crc32c, is_chunk=True):
                     _mark(descriptor)
                     return data
@@ -131,7 +131,7 @@ class DiskCache:
         return self.folder / digest[:2] / digest[2:40]
 
     def _reserve(self, count: int, size: int) -> None:
-        """Count `size` bytes more before they are written; entries leave if that is too much."""
+        """Count `size` bytes more before they are written; entries are evicted if that is too much."""
         held = _read_count(count)
         if held is None or held + size > self.max_bytes:
             held = self._shrink(int(self.max_bytes * _KEPT_SHARE), size)
@@ -139,7 +139,7 @@ class DiskCache:
         os.write(count, struct.pack("<q", held + size))
 
     def _shrink(self, most: int, coming: int) -> int:
-        """Remove what was used longest ago until `coming` bytes fit; bytes that stay."""
+        """Evict the least recently used entries until `coming` bytes fit; the bytes that stay."""
         entries = sorted(self._entries())
         held = sum(size for _, size, _ in entries)
         if held + coming <= self.max_bytes:
@@ -169,7 +169,7 @@ class DiskCache:
                 os.close(descriptor)
 
     def _entries(self) -> Iterator[tuple[float, int, Path]]:
-        """(last use, bytes, path) of each entry; temporaries that nobody finishes are removed."""
+        """(last use, bytes, path) of each entry; abandoned temporary files are removed."""
         for folder in self._folders():
             with contextlib.suppress(FileNotFoundError), os.scandir(folder) as found:
                 for entry in found:
@@ -202,7 +202,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _mark(descriptor: int) -> None:
-    """Say that an entry was used."""
+    """Record the use of an entry."""
     with contextlib.suppress(OSError):  # Windows knows no such call for descriptors, other systems may refuse it
         if time.time() - os.fstat(descriptor).st_mtime > _USED_AGAIN_S:
             os.utime(descriptor)
@@ -220,11 +220,11 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-# -- files and folders of this machine for their owner's eyes ----------------------------------------------------------
+# -- private files and folders -----------------------------------------------------------------------------------------
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a private folder, or make one private that is empty or a cache's.
+    """Make a private folder; or make private one that is empty or a cache.
 
     AccessDeniedError for one that is not this user's, or in which others may write.
     """
@@ -233,7 +233,7 @@ def _make_folder(folder: Path) -> None:
     for status in (folder.lstat(), folder.stat()):  # of a link, and of where it leads
         if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
             raise AccessDeniedError(
-                f"the disk cache at {folder} belongs to another user, who could read it or put something else there; "
+                f"the disk cache at {folder} belongs to another user, who could read or replace its content; "
                 "give a folder of your own"
             )
     mode = stat.S_IMODE(folder.stat().st_mode)

@@ -1,11 +1,11 @@
 """Stored chunks into memory, shard by shard. The members that a shard's requests bring go to its `ShardRead`, which
-checks them and has them decoded into their places, whatever order and thread they come in. How they come is one of
+checks them and decodes them into their places, whatever their order and thread. They come by one of
 three strategies of `Fetch`:
 
-- as they come: several requests of any shards at once, where a network lies in between;
-- in place: from a folder, where most of it is stored as it lies in memory: no copy is made, and memory that nothing was
+- as they come: several requests of any shards at once, over a network;
+- in place: from a folder, if most data is stored as it is in memory: no copy is made, and memory that nothing was
   in yet is first touched by all cores;
-- ahead: shard by shard, while those that follow are on their way.
+- ahead: shard by shard, while the next ones are on their way.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SIDE_BY_SIDE_BYTES = 1024 * 1024  # of a shard: less is decoded before another t
 MANY_SHARDS = 4  # for each core: then none waits long for another at the end
 
 Piece = chunkindex.Piece
-Rooms = list[memoryview]  # for all bytes of a member, in order; the last of a chunk that has a place: its checksum
+Rooms = list[memoryview]  # for all bytes of a member, in order; the last one of a chunk with a place is its checksum
 Member = tuple[Piece, Rooms]
 Keep = Callable[[Piece, Rooms], None]
 Call = Callable[[], None]
@@ -93,7 +93,7 @@ def fill(shards: Shards, segments: Segments, wants: Sequence[Want], tails: LastC
 
 
 def _rows(shards: Shards, shard: str, wanted: Mapping[str, Sequence[Want]]) -> dict[str, list[ChunkRows]]:
-    """Member -> where its rows go."""
+    """Member -> the places of its rows."""
     rows: dict[str, list[ChunkRows]] = {}
     for name, of in wanted.items():
         chunks = shards.index(shard).array(name)
@@ -141,7 +141,7 @@ def plan(shards: Shards, segments: Segments, wants: Sequence[Want]) -> ReadPlan:
 
 
 def _by_shard(shards: Shards, segments: Segments, wants: Sequence[Want]) -> dict[str, dict[str, list[Want]]]:
-    """Shard -> array -> the rows wanted of it; the shards' indexes are loaded."""
+    """Shard -> array -> its wanted rows; the shards' indexes are loaded."""
     out: dict[int, dict[str, list[Want]]] = {}
     for want in wants:
         for shard, own in want.by_shard():
@@ -151,7 +151,7 @@ def _by_shard(shards: Shards, segments: Segments, wants: Sequence[Want]) -> dict
 
 
 def _runs(arrays: Mapping[str, Sequence[Want]]) -> dict[str, tuple[Ints, Ints]]:
-    """Array -> runs of its rows that are wanted, sorted, apart."""
+    """Array -> ranges of its wanted rows, sorted, apart."""
     out = {}
     for name, wants in arrays.items():
         one = len(wants) == 1
@@ -161,13 +161,13 @@ def _runs(arrays: Mapping[str, Sequence[Want]]) -> dict[str, tuple[Ints, Ints]]:
     return out
 
 
-# -- strategies: how bytes come ----------------------------------------------------------------------------------------
+# -- strategies --------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Fetch:
-    """The requests of some shards, and what makes the `ShardRead` of each, which are begun as long as they are
-    `wanted`. At most `max_bytes` (and always one request) are on their way."""
+    """The requests of some shards, and a function that makes the `ShardRead` of each; they are begun while they are
+    `wanted`. At most `max_bytes` (and always one request) are in flight."""
 
     shards: Shards
     owner: Owner
@@ -177,7 +177,7 @@ class Fetch:
     max_bytes: int = MAX_AHEAD_BYTES
 
     def as_they_come(self) -> None:
-        """Use what several requests bring, in any order."""
+        """Use the members of several requests, in any order."""
         under_way: list[tuple[ShardRead, RequestPart] | None] = []
 
         def fillings() -> Iterator[Filling]:
@@ -198,7 +198,7 @@ class Fetch:
             self.shards.roots.fill(fillings(), use, max_bytes=self.max_bytes)
 
     def in_place(self) -> None:
-        """Read each shard by a core of its own where there are many, else by all cores together."""
+        """Read each shard on a core of its own if there are many, else with all cores together."""
         many = len(self.plan.shards) >= MANY_SHARDS * usable_cores()
 
         def read(one: ShardRead, part: RequestPart) -> None:
@@ -215,7 +215,7 @@ class Fetch:
         side_by_side([partial(read_shard, shard) for shard in self.plan.shards], cores=None if many else 1)
 
     def ahead(self) -> None:
-        """Use the shards in order, those that follow being on their way."""
+        """Use the shards in order, while the next ones are on their way."""
         for shard, reads, blocks in self.shards.blocks(self.plan, self.owner, self.max_bytes):
             if not self.wanted():
                 return
@@ -227,7 +227,7 @@ class Fetch:
 
 
 def _mostly_raw(wants: Mapping[str, Mapping[str, Sequence[Want]]], shards: Shards) -> bool:
-    """True if most of these shards' rows are stored as they lie in memory, and they are many."""
+    """True if most of these shards' rows are stored as they are in memory, and they are many."""
     raw = other = 0
     for shard, arrays in wants.items():
         for name, of in arrays.items():
@@ -246,7 +246,7 @@ def _raw_bytes(want: Want, chunks: ArrayChunks) -> int:
     return codecs.raw_bytes(want.like.dtype, want.like.shape[1:], chunks.rows)
 
 
-# -- what becomes of the bytes of a shard ------------------------------------------------------------------------------
+# -- the bytes of a shard ----------------------------------------------------------------------------------------------
 
 Put = Callable[[Piece, Decode], None]
 
@@ -262,24 +262,24 @@ class ShardRead:
         put: Put,
         metadata: Callable[[], ShardView] | None = None,
     ) -> None:
-        """put: puts rows of a chunk where they go.
+        """put: puts rows of a chunk in their places.
 
         metadata: gives the shard's metadata, where none is among the requests: chunks are decoded by what they say
         themselves, and those that leave a doubt by that.
         """
         self.shard = shard
-        self.homes: Mapping[str, Rooms] = {}  # member -> memory for its bytes, of those that are read into their place
+        self.homes: Mapping[str, Rooms] = {}  # member -> memory for its bytes, for those that are read into their place
         self._shards, self._owner, self._reads = come.shards, come.owner, come.plan.shards[shard]
         self._index = come.shards.index(shard)
         self._arrays, self._put, self._metadata = arrays, put, metadata
         self._keep: Keep | None = None
-        self._waiting: list[Member] = []  # what came before the metadata did
+        self._waiting: list[Member] = []  # members that came before the metadata
         self._bytes = self._reads.needed_bytes
         self._view: ShardView | None = None
         self._lock = threading.Lock()
 
     def hold(self, members: Sequence[Member], keep: Keep) -> None:
-        """Take chunks that are at hand. keep: called with each chunk whose rows are where they go, and its bytes."""
+        """Take chunks that are in memory. keep: called with each chunk whose rows are in place, and its bytes."""
         self._waiting += members
         self._bytes += sum(piece.size for piece, _ in members)
         self._keep = keep
@@ -290,8 +290,7 @@ class ShardRead:
         return None if self._bytes >= SIDE_BY_SIDE_BYTES else 1
 
     def describe(self, view: ShardView) -> None:
-        """Take the shard's metadata; CorruptChunkError if it says otherwise of an array than its schema and the chunk
-        table."""
+        """Take the shard's metadata; CorruptChunkError if it contradicts its schema or the chunk table."""
         for name, (like, stop) in self._arrays.items():
             rows = self._index.array(name).rows
             try:
@@ -339,8 +338,7 @@ class ShardRead:
         yield part
 
     def take(self, members: Sequence[Member] = ()) -> list[Call]:
-        """Calls that put members that have come where their rows go, in any order or at once; none yet where the
-        metadata has not come."""
+        """Calls that put arrived members in their places, in any order or at once; none before the metadata."""
         for piece, rooms in members:
             if piece.array == METADATA:
                 zarr_json = checked(self.shard, piece, rooms[-1], self._owner)
@@ -353,7 +351,7 @@ class ShardRead:
         return [partial(self._use, *one) for one in ready]
 
     def _use(self, piece: Piece, rooms: Rooms) -> None:
-        """Put a chunk where its rows go, if it is not there already."""
+        """Put a chunk in its place, if it is not there already."""
         checked(self.shard, piece, rooms[-1], self._owner)
         in_place = len(rooms) > 1 and self._view is not None and self._view.is_raw(piece.array)
         if not (in_place and checksum(*rooms[:-1]) == piece.crc32c):
@@ -363,7 +361,7 @@ class ShardRead:
             self._keep(piece, rooms)
 
     def _decoded(self, piece: Piece, data: memoryview, out: Array | None) -> Array:
-        """The rows of a chunk, by the metadata unless it needs none."""
+        """The rows of a chunk, decoded by the metadata unless it needs none."""
         if self._view is None:
             like, rows = self._arrays[piece.array][0], self._index.arrays[piece.array].rows
             found = codecs.by_itself(piece.array, like.dtype, like.shape[1:], rows, data)
@@ -380,7 +378,7 @@ class ShardRead:
 
 
 def _shared(request: ByteRange, pieces: Sequence[Piece]) -> RequestPart:
-    """A request whose members share bytes, so that none can have its own to itself."""
+    """A request whose members share bytes, so that none can have its own."""
     room = memoryview(bytearray(request.size))
     members = [(piece, [room[piece.start : piece.start + piece.size]]) for piece in pieces]
     return RequestPart(request.key, request.start, [room], members)

@@ -1,7 +1,7 @@
-"""Pure, no I/O: rows of one stored array in bounded memory, whole chunks at a time,
-the least recently used leave first.
+"""Pure, no I/O: rows of one stored array in bounded memory, whole chunks at a time;
+the least recently used are evicted first.
 
-Rows of a chunk lie in pages of one large array, so that rows of any chunks of any shards are one `take`. The large
+Rows of a chunk are in pages of one large array, so that rows of any chunks of any shards are one `take`. The large
 array's memory is only touched where a page was filled.
 """
 
@@ -17,11 +17,11 @@ from archive.base import CorruptManifestError
 from archive.fields import Array
 
 _PAGE_BYTES = 8192
-_EVICTED_SHARE = 32  # of the pages, at least one part in so many leaves at once, so that finding the oldest is rare
+_EVICTED_SHARE = 32  # at least 1/32 of the pages is evicted at once, so that the oldest are rarely searched for
 
 
 class RowPool:
-    """Chunks are numbered in the order in which their shards were added. Not safe for threads: the owner has a lock."""
+    """Chunks, numbered in the order in which their shards were added. Not safe for threads: the owner has a lock."""
 
     def __init__(self, array: str, dtype: np.dtype[Any], trailing: tuple[int, ...], shards: int) -> None:
         self.array = array
@@ -52,7 +52,7 @@ class RowPool:
         self.complete = not shards  # all were added
 
     def resize(self, max_bytes: int) -> None:
-        """Hold at most so many bytes from now on; what is held stays if the room grows,
+        """Hold at most these bytes from now on; the content stays if the room grows,
         and is dropped if it shrinks."""
         pages = max_bytes // self.page_bytes
         if pages == self._pages:
@@ -71,7 +71,7 @@ class RowPool:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes of the pages that hold nothing."""
+        """Bytes of the empty pages."""
         return (self._pages - self._fresh + len(self._free)) * self.page_bytes
 
     @property
@@ -81,7 +81,7 @@ class RowPool:
 
     @property
     def touched_bytes(self) -> int:
-        """Bytes of the pages that ever were filled: what the process has of memory for them."""
+        """Bytes of the pages that ever were filled, which are the process's memory for them."""
         return self._fresh * self.page_bytes
 
     def knows(self, shards: Ints) -> Any:
@@ -107,7 +107,7 @@ class RowPool:
         self.complete = self._added == len(self.first_chunk)
 
     def locate(self, shards: Ints, rows: Ints) -> tuple[Ints, Ints]:
-        """Number of the chunk that each row of a shard lies in, and its row in it."""
+        """The number of the chunk that has each row of a shard, and its row in it."""
         number, row = np.divmod(rows, self.rows_per_chunk[shards])
         chunk = number + self.first_chunk[shards]
         if len(chunk) and (int(rows.min()) < 0 or (chunk >= self._stop_chunk[shards]).any()):
@@ -118,8 +118,7 @@ class RowPool:
         return chunk, row
 
     def find(self, chunk: Ints, row: Ints, batch: int) -> Ints:
-        """The places of rows here, below 0 for those of chunks that are not here. What the batch of the newest number
-        finds and puts is not evicted."""
+        """The places of rows here, below 0 for those of absent chunks. The newest batch's chunks are not evicted."""
         self._batch = batch
         self._used[chunk] = batch
         places: Ints = self._page[self._first_page[chunk] + (row >> self._shift)]  # of a page that is not here: -1
@@ -177,7 +176,7 @@ class RowPool:
         return found
 
     def _evict(self, pages: int) -> None:
-        """The oldest chunks that this batch does not use, until so many pages are free."""
+        """Evict the oldest chunks that this batch does not use, until this many pages are free."""
         old = np.flatnonzero(self.present & (self._used < self._batch))
         old = old[np.argsort(self._used[old], kind="stable")]
         counts = -(-self.rows_per_chunk[self.shard_of[old]] // (1 << self._shift))
@@ -193,7 +192,7 @@ class RowPool:
 
 
 def _longer(array: Array, size: int, fill: Any) -> Array:
-    """At least `size` long; twice as long as before if it has to grow, so that adding one by one stays cheap."""
+    """The array, at least `size` long; it doubles if it has to grow, so that adding one by one stays cheap."""
     if len(array) >= size:
         return array
     out = np.full(max(size, 2 * len(array)), fill, array.dtype)

@@ -1,7 +1,7 @@
-"""Pure, no I/O: rows of the segments table as numbers: where their steps lie, and what fields they have.
+"""Pure, no I/O: rows of the segments table as numbers: the places of their steps, and their fields.
 
-Rows of the late table that give fields of these steps are further segments, behind all others. Of several of them that
-give the same field of the same step the last one counts; one that is dropped takes it away.
+Rows of the late table, which have derived columns of these steps, are further segments, behind all others. Of several
+that give the same field of the same step the last one counts; a dropped one removes it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _parsed = lru_cache(maxsize=1024)(schema.loads)
 
 
 class LateFields:
-    """The late fields of all rows of a segments table: by path, where each lies."""
+    """The derived columns of all rows of a segments table: the places of each, by path."""
 
     def __init__(self, table: pa.Table, segments: pa.Table) -> None:
         """table: the rows of the late table; segments: STRETCH of the segments table."""
@@ -54,7 +54,7 @@ def _found(table: pa.Table, every: Steps) -> dict[Path, Steps]:
 
 
 class Cover:
-    """The places of one late field in some segments: steps [lo, hi) of each are those of another one from `step` on.
+    """The places of one derived column: steps [lo, hi) of some segments are those of another one from `step` on.
 
     segment: numbers of segments, in order, with their steps in order; other: the segment that has the field.
     """
@@ -68,7 +68,7 @@ class Cover:
         self._shift = step - lo
 
     def find(self, segment: Ints, step: Ints) -> tuple[Ints, Ints]:
-        """The segment that has the field of these steps, -1 where none has; and which step of it each is."""
+        """The segment that has the field of these steps, -1 for none; and the step of it that each is."""
         key = segment * self._span + np.minimum(step, self._span - 1)
         place = group_of(self._begin, key)
         inside = (place >= 0) & (key < self._end[place])
@@ -78,7 +78,7 @@ class Cover:
 class Segments:
     """Some rows of the segments table: shards and schemas by their place in `shards` and `schemas`, -1 for no shard.
 
-    late: by path, which steps have the field from a further segment.
+    late: by path, the steps that have the field from a further segment.
     """
 
     def __init__(self, snapshot: Snapshot, rows: Ints, added: LateFields | None = None) -> None:
@@ -96,7 +96,7 @@ class Segments:
             self._add(added)
 
     def _add(self, added: LateFields) -> None:
-        """Further segments for what was added to steps of these."""
+        """Add segments for derived columns of steps of these."""
         found = {path: _of_rows(where.stream, self.rows) for path, where in added.where.items()}
         givers = [added.where[path]["late"][index] for path, (index, _) in found.items()]
         used = np.unique(np.concatenate([_NONE, *givers]))
@@ -142,25 +142,25 @@ class Segments:
         return tables.extents_of(self._snapshot.take(self.rows, ["extents"])["extents"])
 
     def episode_id(self, number: int) -> str:
-        """The episode that a segment is of; of a further one, an episode with steps that it gives fields of."""
+        """The id of a segment's episode; for a derived column, of an episode that has it."""
         if number >= len(self.rows):
             number = int(self._origin[number - len(self.rows)])
         return str(self._snapshot.take([int(self.rows[number])], ["episode_id"])["episode_id"][0].as_py())
 
     def owner(self, shard: str) -> str:
-        """The name that errors give to what lies in a shard: the last episode here that does."""
+        """The name of a shard's content in errors: the last episode here that is stored in it."""
         return f"episode {self.episode_id(int(self._last_in[self.shards.index(shard)]))!r}"
 
     @cached_property
     def _last_in(self) -> Ints:
-        """The last segment here that lies in each shard."""
+        """The last segment here that is stored in each shard."""
         out = np.zeros(len(self.shards), np.int64)
         held = np.flatnonzero(self.shard >= 0)
         out[self.shard[held]] = held
         return out
 
     def chunk_tables(self, shards: list[int]) -> list[StoredFile]:
-        """The files that say where the chunks of these shards lie, each once."""
+        """The files with the chunks of these shards, each once."""
         last, own = self._last_in[shards], len(self.rows)
         names = tables.CHUNK_FILE
         found = tablefiles.chunk_files(self._snapshot.take(self.rows[last[last < own]], names))
@@ -170,7 +170,7 @@ class Segments:
 
 
 def _of_rows(given: Ints, rows: Ints) -> tuple[Ints, Ints]:
-    """The entries of sorted numbers that are among `rows`, sorted and each once; and the place there of each."""
+    """The sorted numbers that are among `rows`, each once; and the place there of each."""
     first, last = (np.searchsorted(given, rows, side=side) for side in ("left", "right"))
     return spans(first, last - first), np.repeat(np.arange(len(rows)), last - first)
 

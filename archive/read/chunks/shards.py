@@ -1,4 +1,4 @@
-"""Chunks of shards: where they lie, fetched with few requests, each compared with the chunk table, decoded."""
+"""Chunks of shards: their places, fetched with few requests, each compared with the chunk table, decoded."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from archive.read.chunks.segments import Segments
 from archive.shard import ShardView, inflate
 from archive.store import Buffer, Roots, join_key, split_key
 
-MAX_AHEAD_BYTES = 128 * 1024 * 1024  # on their way at once: 16 of the largest requests, where each waits 20 ms
+MAX_AHEAD_BYTES = 128 * 1024 * 1024  # in flight at once: 16 of the largest requests, where each waits 20 ms
 MAX_VIEWS = 1024  # shards whose metadata is kept
-Owner = Callable[[str], str]  # shard -> what lies in it, for errors
+Owner = Callable[[str], str]  # shard -> the name of its content, for errors
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ReadPlan:
 
 
 class Shards:
-    """The shards of one snapshot. Keeps what is small and immutable: chunk indexes and metadata."""
+    """The shards of one snapshot. It keeps what is small and immutable: chunk indexes and metadata."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.url = snapshot.storage.url
@@ -45,7 +45,7 @@ class Shards:
         self.views: dict[str, ShardView] = {}
 
     def index(self, shard: str) -> ShardIndex:
-        """The places of the chunks of a shard, once `load_indexes` has fetched it."""
+        """The chunks of a shard, once `load_indexes` has fetched them."""
         if shard not in self.indexes:
             raise CorruptManifestError(
                 f"the segments table of {self.url} names shard {shard!r}, which the chunk table of "
@@ -62,7 +62,7 @@ class Shards:
             self._files.add(path)
 
     def sizes(self, segments: Segments) -> dict[str, int]:
-        """The bytes of all members of each shard in which some of these lie."""
+        """The bytes of all members of each shard that has some of these segments."""
         self.load_indexes(segments, list(range(len(segments.shards))))
         found = {shard: self.index(shard).arrays.values() for shard in segments.shards}
         return {shard: sum(int(chunks.size.sum()) for chunks in arrays) for shard, arrays in found.items()}
@@ -96,8 +96,8 @@ class Shards:
 
     @contextmanager
     def blaming(self, names: Iterable[str], owner: Owner, shard: str | None = None) -> Iterator[None]:
-        """Have an error of the store say which of these shards cannot be read, and which episode lies there. It may be
-        of any that is read ahead, so it is looked for by name; `shard`: the one meant if it names none."""
+        """Let an error of the store name the shard that cannot be read, and its episode. It may be any that is read
+        ahead, so it is looked for by name; `shard`: the one to blame if the error names none."""
         try:
             yield
         except StorageError as e:
@@ -117,7 +117,7 @@ class Shards:
         return view
 
     def view(self, shard: str, owner: Owner) -> ShardView:
-        """The metadata of a shard, fetched by this thread where it is not at hand."""
+        """The metadata of a shard, fetched by this thread if it is not in memory."""
         if (found := self.views.get(shard)) is not None:
             return found
         reads = self.index(shard).plan({})
@@ -128,7 +128,7 @@ class Shards:
 
 
 def members_of(shard: str, reads: ShardReads, blocks: Sequence[Buffer], owner: Owner) -> dict[str, bytes | memoryview]:
-    """Member -> its bytes. `owner` names what lies there, for errors."""
+    """Member -> its bytes. `owner` names the content, for errors."""
     views = [memoryview(b) for b in blocks]
     out: dict[str, bytes | memoryview] = {}
     for piece in reads.pieces:

@@ -1,4 +1,4 @@
-"""Pure, no I/O: rows of stored arrays that are wanted, and where in memory those of each chunk go."""
+"""Pure, no I/O: wanted rows of stored arrays, and their places in memory, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from archive.arrays import Ints, Pieces, run_starts, spans
 from archive.fields import Array
 
 Decode = Callable[[Array | None], Array]  # memory for all rows of a chunk -> its rows
-MANY = 8  # runs of rows of one chunk, from which on short ones are copied together
+MANY = 8  # ranges of rows of one chunk, from which on short ones are copied together
 SHORT_BYTES = 4096
 
 
@@ -28,7 +28,7 @@ class Want(NamedTuple):
     into: Pieces
 
     def by_shard(self) -> Iterator[tuple[int, Want]]:
-        """The rows of each shard."""
+        """The wanted rows of each shard."""
         shard = self.shard
         if len(shard) == 1 or (shard == shard[0]).all():
             yield int(shard[0]), self
@@ -42,7 +42,7 @@ class Want(NamedTuple):
             yield number, self._replace(shard=shard[order][own], start=start, stop=stop, at=at)
 
     def single_rows(self) -> RowsWanted:
-        """The same row by row; all go to one piece of memory."""
+        """The same row by row; all go to one array."""
         (out,) = self.into.arrays
         counts = self.stop - self.start
         if (counts == 1).all():
@@ -64,8 +64,8 @@ class RowsWanted(NamedTuple):
 
 
 class ChunkRows(NamedTuple):
-    """Rows of one chunk, of so many `rows`, and where they go: [lo[i], lo[i] + counts[i]) to row to[i] of
-    arrays[piece[i]], and those after it."""
+    """Rows of one chunk of `rows` rows, and their places: [lo[i], lo[i] + counts[i]) go to arrays[piece[i]] from row
+    to[i] on."""
 
     arrays: Sequence[Array]
     piece: Ints
@@ -92,8 +92,8 @@ class ChunkRows(NamedTuple):
             self._target(i)[...] = values[lo : lo + count]
 
     def rooms(self, like: Array) -> list[memoryview] | None:
-        """Memory for the bytes of all rows of the chunk, which has rows as `like`, in order: where they go, and
-        memory of its own for those that are not wanted. None where they go to too many places, or not as they are."""
+        """Memory for the bytes of all rows of the chunk, which has rows like `like`, in order: their places, and memory
+        of its own for unwanted rows. None if they have too many places, or must be converted."""
         row_bytes = like.dtype.itemsize * math.prod(like.shape[1:])
         if len(self.lo) > 1 and self._is_scattered(row_bytes):
             return None
@@ -108,7 +108,7 @@ class ChunkRows(NamedTuple):
         return [*out, *unwanted((self.rows - at) * row_bytes)]
 
     def _is_scattered(self, row_bytes: int) -> bool:
-        """True if there are many short runs, or some that overlap."""
+        """True if there are many short ranges, or overlapping ones."""
         short = bool(self.counts.sum() * row_bytes < SHORT_BYTES * len(self.lo))
         return short or bool((self.lo[1:] < self.lo[:-1] + self.counts[:-1]).any())
 
@@ -119,12 +119,12 @@ class ChunkRows(NamedTuple):
 
 
 def unwanted(nbytes: int) -> list[memoryview]:
-    """Memory for bytes that nobody wants; none of it for none."""
+    """Memory for unwanted bytes; none of it for none."""
     return [memoryview(bytearray(nbytes))] if nbytes else []
 
 
 def chunk_rows(want: Want, rows: int) -> Iterator[ChunkRows]:
-    """The rows of an array of a shard and where they go, chunk by chunk, each of so many rows."""
+    """The rows of an array of a shard and their places, chunk by chunk, each chunk of `rows` rows."""
     start, stop, at, piece = _joined(want)
     arrays, first, last = want.into.arrays, start // rows, (stop - 1) // rows
     if len(start) == 1 and first[0] == last[0]:
@@ -144,7 +144,7 @@ def chunk_rows(want: Want, rows: int) -> Iterator[ChunkRows]:
 
 
 def _joined(want: Want) -> tuple[Ints, Ints, Ints, Ints]:
-    """The runs by their first row, those joined that follow one another in the array and in a piece of memory."""
+    """The ranges by their first row; ranges that continue each other in the array and in memory are joined."""
     if len(want.start) == 1:
         return want.start, want.stop, want.at, want.into.of(want.at)
     order = np.argsort(want.start, kind="stable")
@@ -157,7 +157,7 @@ def _joined(want: Want) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 def of_each(numbers: Ints) -> Iterator[tuple[int, Any]]:
-    """The distinct numbers and where each stands, of numbers of which equal ones stand together."""
+    """The distinct numbers, and a slice of the places of each, for numbers in groups."""
     heads = run_starts(numbers)
     for a, b in zip(heads.tolist(), [*heads[1:].tolist(), len(numbers)], strict=True):
         yield int(numbers[a]), slice(a, b)

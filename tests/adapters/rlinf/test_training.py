@@ -268,7 +268,7 @@ def test_what_was_added_is_committed_when_the_interpreter_ends(tmp_path: Path) -
         [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, check=True, timeout=60, stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert "in no commit" not in done.stderr
+    assert "uncommitted steps" not in done.stderr
     assert [len(archive.open(tmp_path / str(i)).episodes) for i in range(2)] == [2, 2]
 
 
