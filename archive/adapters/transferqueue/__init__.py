@@ -23,6 +23,8 @@ What is saved:
 A checkpoint is one commit: a crash leaves the one before. Samples that it has are not uploaded again, whatever process
 saves the next one; content that changed is an episode of its own. TransferQueue's own save needs a file system that all
 hosts share, its load as many storage units as there were; here samples go to the units that the running system has.
+`transferqueue.follow(w)`, with `w = arc.writer(journal_s=2.0)`, journals what changes between checkpoints;
+`load_checkpoint(arc.recover())` takes it.
 """
 
 from __future__ import annotations
@@ -31,10 +33,10 @@ from archive.base import package
 
 package("torch", "archive.adapters.transferqueue", "'trajectory-archive[torch]'")
 
-from archive.adapters.transferqueue.restoring import load_checkpoint
-from archive.adapters.transferqueue.saving import save_checkpoint
+from archive.adapters.transferqueue.adapter import follow, load_checkpoint, save_checkpoint
 
 __all__ = [
+    "follow",
     "load_checkpoint",
     "save_checkpoint",
 ]

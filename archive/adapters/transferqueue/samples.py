@@ -19,7 +19,9 @@ from archive.fields import Array, Ragged, Schema, dtypes, trees
 
 FORMAT = 1
 OWN = "transferqueue"  # the key of the metadata, and of the fields that are none of the user's
+ATTRIBUTES = ("index", "partition", "key", "tag", "consumed")  # what may change of a sample, saved anew
 _PREFIX = "tq-"
+EMPTY = f"{_PREFIX}empty"  # the episode of a queue without samples, at which a journal keeps its state
 _INDEX = "index"
 
 
@@ -33,7 +35,7 @@ class Encoded(NamedTuple):
 
 
 def is_ours(episode_id: str) -> bool:
-    """Whether an id is one that `encode` gives."""
+    """True for an id that `encode` gives, and for `EMPTY`."""
     return episode_id.startswith(_PREFIX)
 
 
@@ -116,7 +118,7 @@ def _strided(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _whole(leaf: Any) -> Array:
-    """What `_rows` was given."""
+    """The array that `_rows` was given."""
     array: Array = leaf[0] if isinstance(leaf, list) else np.asarray(leaf).reshape(())
     return array
 
@@ -126,7 +128,7 @@ def _is_text(value: str) -> bool:
 
 
 def _digest(kinds: Mapping[str, str], fields: Mapping[str, Any]) -> str:
-    """Of everything in a sample."""
+    """A digest of everything in a sample."""
     out = hashlib.blake2b(repr(sorted(kinds.items())).encode(), digest_size=16)
     for name, leaf in sorted(fields.items()):
         out.update(repr(name).encode())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from archive.adapters import (
     UNFINISHED,
+    Item,
     Report,
     Saved,
     as_given,
@@ -25,7 +26,7 @@ from archive.adapters.xtuner import follow as following
 from archive.adapters.xtuner import groups, live
 from archive.adapters.xtuner.codec import RestoredStep
 from archive.adapters.xtuner.groups import FORMAT, KEPT, RETRY, rollback
-from archive.adapters.xtuner.live import Maker, Seen, undisturbed
+from archive.adapters.xtuner.live import Maker, undisturbed
 from archive.adapters.xtuner.watch import detach
 from archive.base import CorruptStateError, NotFoundError, UpgradeError, UsageError
 
@@ -117,20 +118,20 @@ def _progress(given: Mapping[str, Any], own: Any) -> Any:
 
 
 def _of_groups(target: Any, items: list[Any], state: dict[str, Any], writer: Writer, name: str) -> Saved:
-    known = live.memory(live.buffer_of(target)).seen(writer, name)
-    return Saved(attributes=live.write(items, part_of(writer, name), known), state=state)
+    part = part_of(writer, name)
+    return Saved(attributes=live.write(items, part, live.known_of(live.buffer_of(target), part)), state=state)
 
 
 def _of_prompts(
     target: Any, items: list[Any], state: dict[str, Any], writer: Writer, name: str, listed: list[Any]
 ) -> Saved:
     """The prompts alone; those that are drawn and not trained on are added to the list."""
-    part, memory = part_of(writer, name), live.memory(live.buffer_of(target))  # the checkpoint has the buffer, empty
+    part, buffer = part_of(writer, name), live.buffer_of(target)  # the checkpoint has the buffer, empty
     unconsumed, names = groups.strip(items, live.resolve)
     listed += names
-    if memory.follower is not None:  # what was trained on is in no buffer any more
-        known = memory.seen(writer, name)
-        live.keep_only({uid: known[uid] for item in items if (uid := int(item.uid)) in known}, part, known)
+    if live.memory(buffer).follower is not None:  # what was trained on is in no buffer any more
+        known = live.known_of(buffer, part)
+        live.keep_only(part, known, {uid: known[uid].mark for item in items if (uid := int(item.uid)) in known})
     state = {**state, "unconsumed": unconsumed}
     if state.get("manager", {}).get("progress"):
         state["manager"] = {**state["manager"], "progress": rollback(state["manager"]["progress"])}
@@ -191,7 +192,7 @@ class Found:
 
     items: list[Any]
     following: dict[str, int]  # the next uid and timestamp
-    seen: dict[int, Seen] = field(default_factory=dict)
+    known: dict[int, Item] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -249,7 +250,7 @@ class Source:
         made.sort(key=lambda entry: int(entry[2].uid))
         found.items = [item for _, _, item in made]
         found.counts["renumbered"] = 0 if is_same else len(made)
-        found.seen = {item.uid: live.seen_as(item, episode_id) for _, episode_id, item in made}
+        found.known = {int(item.uid): Item(live.mark_of(item), episode_id) for _, episode_id, item in made}
 
     def _attributes(self, episode: Any) -> dict[str, Any]:
         attributes: Mapping[str, Mapping[str, Any]] = self.part.attributes
@@ -321,7 +322,10 @@ async def _restore_one(target: Any, source: Source, found: Found, renamed: Mappi
             for name in sorted(strange)
         ]
     await live.fill(buffer, found.items, found.following)
-    live.memory(buffer).restored(source.share.plan.checkpoint, source.name, found.seen)
+    live.memory(buffer).origin = (source.name, source.share.plan.checkpoint)
+    live.written.forget(buffer)
+    if source.part is not None:
+        live.written.restored(buffer, source.part, found.known)
     report = Report(len(found.items), sum(len(i.item) for i in found.items), found.counts, tuple(notes))
     if saved is None:
         return report

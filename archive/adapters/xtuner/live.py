@@ -12,17 +12,16 @@ import asyncio
 import itertools
 import sys
 import weakref
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from archive.adapters import system
+from archive.adapters import Item, Tracked, kept_items, system
 from archive.adapters.xtuner import groups
 from archive.adapters.xtuner.codec import Decoder
 from archive.adapters.xtuner.values import Classes, classes_of
 from archive.base import UsageError
 
 if TYPE_CHECKING:
-    from archive import Writer
     from archive.checkpoint import Checkpoint
     from archive.write import Buffer
 
@@ -239,14 +238,6 @@ def restore_progress(manager: Any, saved: Any, model_step: int, renamed: Mapping
 # -- what writers have of a buffer -------------------------------------------------------------------------------------
 
 
-class Seen(NamedTuple):
-    """A group as it was last written."""
-
-    episode_id: str
-    digest: str
-    identity: tuple[Any, ...]  # tells another group apart that was given the same uid
-
-
 class Memory:
     """What is known of one replay buffer, for as long as it lives."""
 
@@ -254,8 +245,6 @@ class Memory:
         self.classes: dict[str, type] = {}  # by name, those that values may be of beside those of its modules
         self.origin: tuple[str, Checkpoint] | None = None  # the name and checkpoint that it was restored from
         self.follower: Any = None  # says in a ledger what becomes of its groups
-        # (archive, run, buffer's name, session) -> uid -> what was written there; under no session what a restore found
-        self._seen: dict[tuple[str, str, str, str | None], dict[int, Seen]] = {}
 
     def allow(self, classes: Iterable[type] | Mapping[str, type]) -> None:
         """Let values in rollouts be of these classes, too.  classes: as in `restore`."""
@@ -265,21 +254,9 @@ class Memory:
                 raise UsageError(f"classes[{name!r}] is a {type(kind).__name__}: give a class")
         self.classes |= named
 
-    def seen(self, writer: Writer, name: str) -> dict[int, Seen]:
-        """Uid -> the group as that writer's session wrote it, or as a restore found it.
-
-        What another session wrote doesn't count: it may never have been committed.
-        """
-        place = (writer.archive_id, writer.run, name)
-        return self._seen.setdefault((*place, writer.session), dict(self._seen.get((*place, None), {})))
-
-    def restored(self, checkpoint: Checkpoint, name: str, found: dict[int, Seen]) -> None:
-        """Its items were replaced: forget what was there, and remember what came from that place."""
-        self._seen = {(checkpoint.archive_id, checkpoint.run, name, None): found}
-        self.origin = (name, checkpoint)
-
 
 _memories: weakref.WeakKeyDictionary[Any, Memory] = weakref.WeakKeyDictionary()
+written: Tracked[dict[int, Item]] = Tracked()  # uid -> the group as a writer's buffer has it
 
 
 def memory(buffer: Any) -> Memory:
@@ -287,51 +264,63 @@ def memory(buffer: Any) -> Memory:
     return _memories.setdefault(buffer, Memory())
 
 
-def seen_as(item: Any, episode_id: str) -> Seen:
-    """A group as it is now, written as that episode."""
+def known_of(buffer: Any, part: Buffer) -> dict[int, Item]:
+    """Uid -> the group as a writer's buffer has it, to be kept up to date."""
+    found = written.of(buffer, part)
+    return written.keep(buffer, part, {}) if found is None else found
+
+
+def mark_of(item: Any) -> tuple[Any, str]:
+    """A mark that tells another group of the same uid apart, and a digest of the content."""
     first = item.item[0] if item.item else None
     identity = (item.task_name, getattr(first, "group_id", None), getattr(first, "rollout_id", None))
-    return Seen(episode_id, groups.fingerprint(item.item), identity)
+    return identity, groups.fingerprint(item.item)
 
 
-def write(items: Iterable[Any], target: Buffer, known: dict[int, Seen]) -> dict[str, dict[str, Any]]:
-    """Append what is new or changed, take out what has left; the attributes of what is there."""
-    live = set(target.live["episode_id"].to_pylist())
-    attributes: dict[str, dict[str, Any]] = {}
-    current: dict[int, Seen] = {}
-    for item in items:
-        uid = int(item.uid)
-        current[uid] = known[uid] = write_one(item, target, known.get(uid), live)  # known even if a later one fails
-        for name, value in attributes_of(item).items():
-            attributes.setdefault(name, {})[current[uid].episode_id] = value
-    keep_only(current, target, known)
-    return attributes
-
-
-def keep_only(current: Mapping[int, Seen], target: Buffer, known: dict[int, Seen]) -> None:
-    """All other groups have left the buffer."""
-    live = set(target.live["episode_id"].to_pylist())
-    target.remove(sorted(live - {s.episode_id for s in current.values()}))
-    known.clear()
-    known.update(current)
-
-
-def write_one(item: Any, target: Buffer, before: Seen | None, live: Container[str]) -> Seen:
-    """Append a group, unless it is there as it is; how it was written. before: how it was last."""
-    now = seen_as(item, "")
-    known = before if before is not None and before.episode_id in live and before.identity == now.identity else None
-    if known is not None and known.digest == now.digest:
-        return known
+def append(item: Any, part: Buffer, mark: Any, before: Item | None = None) -> Item:
+    """Append a group of this mark, as a revision of the episode that it was before."""
     encoded, key = groups.encode(item.item, item.task_name, resolve), groups.key_of(item.item)
     about = {} if key is None else {groups.PROMPT: key, groups.KEPT: attributes_of(item)}
-    episode_id = target.add_episode(
+    episode_id = part.add_episode(
         encoded.fields,
         update_count=encoded.updates,
         metadata=encoded.metadata | about,
-        episode_id=known.episode_id if known else None,
-        replace=known is not None,
+        episode_id=None if before is None else before.episode_id,
+        replace=before is not None,
     )
-    return now._replace(episode_id=episode_id)
+    return Item(mark, episode_id)
+
+
+def write(items: Iterable[Any], part: Buffer, known: dict[int, Item]) -> dict[str, dict[str, Any]]:
+    """Append what is new or changed, take out what has left; the attributes of what is there."""
+    there = set(part.live["episode_id"].to_pylist())
+    by_uid = {int(item.uid): item for item in items}
+    marks = {uid: mark_of(item) for uid, item in by_uid.items()}
+
+    def add(uid: int) -> str:
+        before = known.get(uid)
+        is_revised = before is not None and before.episode_id in there and before.mark[0] == marks[uid][0]
+        known[uid] = append(by_uid[uid], part, marks[uid], before if is_revised else None)  # also if a later one fails
+        return known[uid].episode_id
+
+    keep_only(part, known, marks, add)
+    attributes: dict[str, dict[str, Any]] = {}
+    for uid, item in by_uid.items():
+        for name, value in attributes_of(item).items():
+            attributes.setdefault(name, {})[known[uid].episode_id] = value
+    return attributes
+
+
+def keep_only(
+    part: Buffer,
+    known: dict[int, Item],
+    marks: Mapping[int, Any],
+    add: Callable[[int], str | None] = lambda uid: None,
+) -> None:
+    """Groups that have no mark here have left the buffer. add: writes one that is not there as it is."""
+    held = kept_items(part, known, marks.items(), add)
+    known.clear()
+    known.update(held)
 
 
 def attributes_of(item: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from archive.adapters import part_of
+from archive.adapters import Item, part_of
 from archive.adapters.xtuner import groups, live
 from archive.adapters.xtuner.groups import COMPLETED, DONE, EXPIRED, KEPT, PROMPT, RETRY, plain
 
@@ -52,7 +52,7 @@ class Watch:
         self.status = live.Maker(buffer).classes.named
         self.arrived: set[int] = set()  # groups (by identity) that the storage was given and nobody asked about yet
         self._siblings = siblings
-        self._known = live.memory(buffer).seen(writer, name)
+        self._known = live.known_of(buffer, self.main)
         self._held: dict[int, Any] = {}  # uid -> its item, as it was last told of
         self._prompts: dict[str, Prompt] = {}
         self._lost: dict[str, list[list[Any]]] = {}  # task -> groups whose rollouts were cancelled
@@ -135,7 +135,7 @@ class Watch:
                 self._put_whole(item, key, there)
 
     def _put_whole(self, item: Any, key: str, there: Sequence[int]) -> None:
-        self._known[item.uid] = live.write_one(item, self.main, None, ())
+        self._known[item.uid] = live.append(item, self.main, live.mark_of(item))
         self._seal(key, there, self._known[item.uid].episode_id)
         prompt = self._prompts[key]
         if plain(item.status) == COMPLETED:
@@ -237,7 +237,7 @@ class Watch:
 
     def came_back(self, uid: int, item: Any, episode_id: str) -> None:
         """A group of this uid is live as that episode."""
-        self._known[uid] = live.seen_as(item, episode_id)
+        self._known[uid] = Item(live.mark_of(item), episode_id)
 
 
 # -- hooks -------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import uuid
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from tensordict import NonTensorStack, TensorDict
 import archive
 import resharding
 from archive.adapters import transferqueue
-from archive.adapters.transferqueue import live, saving
+from archive.adapters.transferqueue import adapter, live
 from archive.base.errors import (
     ArchiveError,
     CapacityError,
@@ -38,6 +37,7 @@ from tests.support import ray_cluster
 from tests.support.backends import make_backend
 from tests.support.documents import DOCS, run_page
 from tests.support.tampering import inverted
+from tests.support.ticks import NEVER_S
 from tests.support.transferqueue_systems import (
     contents,
     controller,
@@ -268,38 +268,147 @@ class Killed(BaseException):
     """As if the process had ended there."""
 
 
-def saved_and_half_of_another(arc: archive.Archive, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What was saved; then a save dies whose journal has what it added and took out."""
-    was = None
+def abandoned(w: archive.Writer) -> archive.Archive:
+    """The archive as the next start finds it: nobody closes the writer."""
+    assert w._journal is not None
+    w._journal.ticker.stop()
+    return archive.open(w._storage.url)
 
+
+def go_on(arc: archive.Archive, ck: Any) -> archive.Writer:
+    share = resharding.plan(ck, world_size=1).share(0)
+    return arc.writer(resume=share, session=f"s{uuid.uuid4().hex[:8]}", journal_s=NEVER_S)
+
+
+def test_a_save_that_dies_with_a_journal_is_loaded_whole_once_it_is_recovered(
+    fresh: Any, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def dies(*given: Any, **more: Any) -> None:
         w.sync()
         raise Killed
 
-    with contextlib.suppress(Killed), arc.writer(rank=0, world_size=1, journal_s=60.0) as w, monkeypatch.context() as m:
-        transferqueue.save_checkpoint(w, step=0)
-        was = contents()
-        tq().kv_clear("k1", "p")
-        put("p", ["more"], first=30)
-        m.setattr(saving, "checkpoint", dies)
-        transferqueue.save_checkpoint(w, step=1)
-    return was
-
-
-def test_a_journal_of_half_a_save_is_not_loaded(fresh: Any, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     arc = archive.create(url)
     put("p", KEYS)
-    was = saved_and_half_of_another(arc, monkeypatch)
-    transferqueue.load_checkpoint(arc)
+    w = arc.writer(rank=0, world_size=1, journal_s=NEVER_S)
+    transferqueue.save_checkpoint(w, step=0)
+    was = contents()
+    tq().kv_clear("k1", "p")
+    put("p", ["more"], first=30)
+    now, all_known = contents(), known()
+    with monkeypatch.context() as patch:
+        patch.setattr(adapter, "checkpoint", dies)
+        with pytest.raises(Killed):
+            transferqueue.save_checkpoint(w, step=1)
+    again = abandoned(w)
+    transferqueue.load_checkpoint(again)
     assert contents() == was
-    arc.refresh().recover("main")
-    transferqueue.load_checkpoint(arc)
-    assert contents() == was
+    again.recover("main")
+    transferqueue.load_checkpoint(again)
+    assert (contents(), known()) == (now, all_known)
     put("p", ["late"], first=40)
     was = contents()
-    transferqueue.save_checkpoint(arc)
+    transferqueue.save_checkpoint(again)
     transferqueue.load_checkpoint(url)
     assert contents() == was
+
+
+def test_a_journal_without_the_controllers_state_is_not_loaded(fresh: Any, url: str) -> None:
+    arc = archive.create(url)
+    put("p", KEYS)
+    w = arc.writer(rank=0, world_size=1, journal_s=NEVER_S)
+    transferqueue.save_checkpoint(w)
+    was = contents()
+    w.remove(next(iter(w.live["episode_id"].to_pylist())))
+    w.sync()
+    again = abandoned(w)
+    ck = again.recover()
+    transferqueue.load_checkpoint(again)
+    assert contents() == was
+    with pytest.raises(UsageError, match="knows nothing of what came after checkpoint 'step-0'"):
+        transferqueue.load_checkpoint(ck)
+    assert contents() == was
+
+
+def test_a_followed_queue_comes_back_as_it_was_at_its_last_tick(fresh: Any, url: str) -> None:
+    """And again, from the writer that goes on."""
+    arc = archive.create(url)
+    put("p", KEYS)
+    w = arc.writer(rank=0, world_size=1, journal_s=NEVER_S)
+    transferqueue.save_checkpoint(w, metadata={"step": 3})
+    transferqueue.follow(w)
+    for turn, name in enumerate(("one", "two")):
+        put("p", [name], first=20 + turn)
+        tq().kv_clear(f"k{turn}", "p")
+        tq().kv_put("k5", "p", fields={"image": torch.full((2, 3), turn, dtype=torch.uint8)}, tag={"turn": turn})
+        assert len(drawn("p", 2, turn)) == 2
+        was, all_known = contents(), known()
+        w.sync()
+        put("p", ["lost"], first=50)
+        again = abandoned(w)
+        ck = again.recover()
+        assert transferqueue.load_checkpoint(again).number == ck.number
+        assert (contents(), known(), ck.progress) == (was, all_known, {"step": 3})
+        consumed = {episode.attributes["key"] for episode in ck.episodes if episode.attributes["consumed"]}
+        assert len(consumed) == 2 + turn, "one of those that were consumed first is cleared"
+        w = go_on(again, ck)
+        transferqueue.follow(w)
+    with w:
+        last = transferqueue.save_checkpoint(w, step=9)
+    transferqueue.load_checkpoint(last)
+    assert (contents(), known()) == (was, all_known)
+
+
+def test_a_queue_that_nobody_saved_and_one_that_was_emptied(fresh: Any, url: str) -> None:
+    w = archive.create(url).writer(rank=0, world_size=1, journal_s=NEVER_S)
+    transferqueue.follow(w)
+    put("p", KEYS[:3])
+    was, all_known = contents(), known()
+    w.sync()
+    empty()
+    again = abandoned(w)
+    ck = again.recover()
+    transferqueue.load_checkpoint(ck)
+    assert (contents(), known()) == (was, all_known)
+    w = go_on(again, ck)
+    transferqueue.follow(w)
+    empty()
+    all_known = known()
+    w.sync()
+    w.sync()
+    again = abandoned(w)
+    put("p", ["other"])
+    transferqueue.load_checkpoint(again.recover())
+    assert (contents(), known()) == ({}, all_known)
+
+
+def test_a_tick_reads_what_is_new_and_one_that_fails_leaves_nothing(
+    fresh: Any, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = archive.create(url).writer(rank=0, world_size=1, journal_s=NEVER_S)
+    put("p", KEYS)
+    transferqueue.follow(w)
+    real, asked = live.Live.read, []
+    monkeypatch.setattr(live.Live, "read", lambda self, some, cut: asked.extend(some) or real(self, some, cut))
+    drawn("p", 3, 0)
+    w.sync()
+    assert asked == []
+    put("p", ["more"], first=30)
+    was = contents()
+    asked.clear()
+    w.sync()
+    assert [sample.key for sample in asked] == ["more"]
+    put("p", ["fine"], first=40)
+    tq().kv_batch_put(keys=["a"], partition_id="p", fields=TensorDict({"odd": NonTensorStack(Fraction(1, 2))}, 1))
+    with pytest.raises(StateError, match="field 'odd' of sample 'a'"):
+        w.sync()
+    again = abandoned(w)
+    transferqueue.load_checkpoint(again.recover())
+    assert contents() == was
+
+
+def test_following_needs_a_journal(fresh: Any, url: str) -> None:
+    with archive.create(url).writer() as w, pytest.raises(UsageError, match="journal_s"):
+        transferqueue.follow(w)
 
 
 def test_a_save_that_dies_leaves_the_one_before(fresh: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,10 +88,10 @@ def controller_seeds(tmp: Path) -> list[Any]:
 
 
 def read_controller(given: tuple[str, dict[str, Any]]) -> None:
-    from archive.adapters.transferqueue import controller
+    from archive.adapters.transferqueue import live
 
     skeleton = records.parse(given[0], what="x", error=CorruptStateError)
-    controller.check_tree(trees.unflatten(skeleton, given[1]), where="x")
+    live.check_tree(trees.unflatten(skeleton, given[1]), where="x")
 
 
 # -- videos ------------------------------------------------------------------------------------------------------------
