@@ -33,7 +33,8 @@ from archive.base import package
 
 package("torch", "archive.adapters.transferqueue", "'trajectory-archive[torch]'")
 
-from archive.adapters.transferqueue.adapter import follow, load_checkpoint, save_checkpoint
+from archive.adapters.transferqueue.adapter import load_checkpoint, save_checkpoint
+from archive.adapters.transferqueue.live import follow
 
 __all__ = [
     "follow",

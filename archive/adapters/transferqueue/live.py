@@ -1,212 +1,48 @@
-"""The running TransferQueue: its controller at one moment as a tree of arrays and JSON, and back, never by pickle; its
-samples out of the storage units and in.
-
-Trees are made of the public attributes of its partitions. Keys and tags are no part of them: they are attributes of the
-samples' episodes.
-"""
+"""The running TransferQueue: its controller at one moment and back, its samples out of the storage units and in; and
+all of it as a live buffer, which a journal follows."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
-from archive.adapters import reading, system
-from archive.base import CapacityError, UpgradeError, UsageError
-from archive.fields import Array
+from archive.adapters import LiveBuffer, Report, Saved, reading, system
+from archive.adapters import live as buffers
+from archive.adapters.transferqueue import stored
+from archive.adapters.transferqueue.stored import (
+    ATTRIBUTES,
+    EMPTY,
+    SYSTEM,
+    Classes,
+    Cut,
+    Sample,
+    check_sampler,
+    check_whole,
+    is_ours,
+)
+from archive.base import CapacityError, UsageError, logger
+from archive.checkpoint import MAIN_BUFFER
+from archive.write import Buffer
 
-FORMAT = 1
-SYSTEM = "transferqueue"
-_FIELD = {"global_indexes", "dtype", "shape", "is_nested", "is_non_tensor", "per_sample_shapes"}
-_PLAIN = ("created_at", "production_status", "consumption_status", "field_name_mapping", "field_custom_backend_meta")
-_SETS = ("global_indexes", "pre_allocated_global_indexes")
-_KEYS = ("keys_mapping", "revert_keys_mapping")
-_PARTITION = {"partition_id", "field_metadata", "custom_meta", *_KEYS, *_PLAIN, *_SETS}
+if TYPE_CHECKING:
+    from archive import Writer
 
-
-@dataclass(frozen=True)
-class Sample:
-    """One global index of a partition: who it is, and which of its fields are there."""
-
-    index: int
-    partition: str
-    created_at: float  # of the partition: another one may get its name
-    key: str | None
-    fields: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """Its name in messages."""
-        who = f"sample {self.index}" if self.key is None else f"sample {self.key!r}"
-        return f"{who} of partition {self.partition!r}"
+AT_ONCE = 256  # samples that are asked for, or put, in one request
+ATTEMPTS = 3
 
 
-class Classes(NamedTuple):
-    """The classes of TransferQueue's controller that partitions are made of."""
-
-    partition: Any
-    field: Any
-
-
-@dataclass(frozen=True)
-class Cut:
-    """The controller at one moment: its partitions as they are, the index manager's and the sampler's state."""
-
-    partitions: Mapping[str, Any]
-    index_manager: Mapping[str, Any]
-    sampler: Mapping[str, Any]
-    sampler_class: str
-
-    @property
-    def samples(self) -> list[Sample]:
-        """The samples of all partitions, by partition and index."""
-        return [sample for name, partition in self.partitions.items() for sample in _samples(name, partition)]
-
-    @property
-    def bound(self) -> int:
-        """One more than the largest index that may ever have been given out."""
-        return int(self.index_manager["global_index_counter"])
-
-
-def _samples(name: str, partition: Any) -> Iterable[Sample]:
-    known = {*partition.global_indexes, *partition.keys_mapping.values(), *partition.custom_meta}
-    status = partition.production_status.numpy()
-    columns = {field: column for field, column in partition.field_name_mapping.items() if column < status.shape[1]}
-    for index in sorted(known):
-        row = status[index] if index < len(status) else ()
-        there = tuple(field for field, column in columns.items() if len(row) and row[column])
-        yield Sample(index, name, partition.created_at, partition.revert_keys_mapping.get(index), there)
-
-
-# -- to a tree --------------------------------------------------------------------------------------------------------
-
-
-def to_tree(cut: Cut, *, storage_saved: bool) -> dict[str, Any]:
-    """The state of a checkpoint."""
-    manager = cut.index_manager
-    return {
-        "system": SYSTEM,
-        "format": FORMAT,
-        "storage_saved": storage_saved,
-        "sampler_class": cut.sampler_class,
-        "sampler": dict(cut.sampler),
-        "partitions": {name: _partition_tree(partition) for name, partition in cut.partitions.items()},
-        "index_manager": {
-            "partition_to_indexes": {n: _indexes(sorted(s)) for n, s in manager["partition_to_indexes"].items()},
-            "reusable_indexes": _indexes(manager["reusable_indexes"]),
-            "global_index_counter": int(manager["global_index_counter"]),
-            "allocated_indexes": _indexes(sorted(manager["allocated_indexes"])),
-        },
-    }
-
-
-def _partition_tree(partition: Any) -> dict[str, Any]:
-    _check_known(partition, _PARTITION)
-    plain = {name: getattr(partition, name) for name in _PLAIN}
-    sets = {name: _indexes(sorted(getattr(partition, name))) for name in _SETS}
-    fields = {name: _field_tree(field) for name, field in partition.field_metadata.items()}
-    return plain | sets | {"field_metadata": fields, "keyed": _indexes(partition.keys_mapping.values())}
-
-
-def _field_tree(field: Any) -> dict[str, Any]:
-    _check_known(field, _FIELD)
-    plain = {name: getattr(field, name) for name in ("dtype", "shape", "is_nested", "is_non_tensor")}
-    shapes = field.per_sample_shapes
-    return plain | {
-        "global_indexes": _indexes(sorted(field.global_indexes)),
-        "shaped": _indexes(shapes),
-        "dimensions": _indexes(len(shape) for shape in shapes.values()),
-        "sizes": _indexes(size for shape in shapes.values() for size in shape),
-        "tuples": np.array([isinstance(shape, tuple) for shape in shapes.values()], bool),
-    }
-
-
-def _check_known(record: Any, known: set[str]) -> None:
-    strange = set(vars(record)) ^ known
-    if strange:
-        raise UsageError(
-            f"TransferQueue's {type(record).__name__} is another than that of 0.1.11, in {', '.join(sorted(strange))}: "
-            "upgrade this library, or install 'TransferQueue>=0.1.11,<0.2'"
-        )
-
-
-def _indexes(values: Iterable[Any]) -> Array:
-    return np.fromiter(values, np.int64)
-
-
-# -- from a tree ------------------------------------------------------------------------------------------------------
-
-
-def check_tree(tree: Any, *, where: str) -> Mapping[str, Any]:
-    """The tree as it is, if `to_tree` made it and this version reads it."""
-    if not isinstance(tree, dict) or not isinstance(tree.get("system"), str) or tree["system"] != SYSTEM:
-        raise UsageError(f"{where} was not saved with archive.adapters.{SYSTEM}; say which was by buffer= or run=")
-    with reading(where, "state of a TransferQueue"):
-        if tree["format"] > FORMAT:
-            raise UpgradeError(f"{where} was saved in format {tree['format']}, known is {FORMAT}: upgrade this library")
-        expected(tree), manager_of(tree)
-    return tree
-
-
-def expected(tree: Mapping[str, Any]) -> dict[int, str]:
-    """Global index -> partition of the samples that the controller has been told of."""
-    parts = tree["partitions"].items()
-    return {i: n for n, part in parts for i in [*part["global_indexes"].tolist(), *part["keyed"].tolist()]}
-
-
-def partition_of(
-    name: str, tree: Mapping[str, Any], keys: Mapping[int, str], tags: Mapping[int, Any], of: Classes
-) -> Any:
-    """A partition as it was. keys, tags: those of its samples by global index."""
-    plain = {one: tree[one] for one in _PLAIN}
-    sets = {one: set(tree[one].tolist()) for one in _SETS}
-    mapping = {keys[index]: index for index in tree["keyed"].tolist()}
-    mappings = (mapping, {index: key for key, index in mapping.items()})
-    fields = {field: _field_of(one, of) for field, one in tree["field_metadata"].items()}
-    known = dict(zip(_KEYS, mappings, strict=True)) | {"custom_meta": dict(tags), "field_metadata": fields}
-    return of.partition(partition_id=name, **plain, **sets, **known)
-
-
-def _field_of(tree: Mapping[str, Any], of: Classes) -> Any:
-    edges = np.cumsum([0, *tree["dimensions"].tolist()])
-    sizes = [tree["sizes"][lo:hi].tolist() for lo, hi in pairwise(edges)]
-    kinds = [tuple if is_tuple else list for is_tuple in tree["tuples"].tolist()]
-    shapes = [kind(shape) for kind, shape in zip(kinds, sizes, strict=True)]
-    plain = {name: tree[name] for name in ("dtype", "shape", "is_nested", "is_non_tensor")}
-    shaped = dict(zip(tree["shaped"].tolist(), shapes, strict=True))
-    return of.field(global_indexes=set(tree["global_indexes"].tolist()), per_sample_shapes=shaped, **plain)
-
-
-def manager_of(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The index manager's state as its controller loads it."""
-    saved = tree["index_manager"]
-    return {
-        "partition_to_indexes": {name: set(part.tolist()) for name, part in saved["partition_to_indexes"].items()},
-        "reusable_indexes": saved["reusable_indexes"].tolist(),
-        "global_index_counter": saved["global_index_counter"],
-        "allocated_indexes": set(saved["allocated_indexes"].tolist()),
-    }
-
-
-# -- the running system ------------------------------------------------------------------------------------------------
-
-
-class Within(NamedTuple):
-    """Functions of a controller."""
-
-    begin: Callable[[Any, str, Any], None]  # token, state to load (None: to be saved)
-    end: Callable[[Any, str], Any]  # token; the state that was saved
-    grow: Callable[[Any], None]
-
-
-def functions() -> Within:
-    """Functions in a function, so that Ray sends their code: the controller's host needs no archive installed."""
+def functions() -> tuple[Callable[..., Any], ...]:
+    """Functions of a controller: begin(token, state to load, or None for one to be saved); end(token), which gives the
+    state that was saved; grow(). Within a function, so that Ray sends their code: the controller's host needs no
+    archive installed."""
 
     def taken(controller: Any) -> Any:
         import copy
@@ -231,21 +67,15 @@ def functions() -> Within:
 
     def listen(controller: Any) -> dict[str, Any]:
         states: dict[str, Any] = {}
-        save, load = controller.save_checkpoint, controller.load_checkpoint
 
-        def on_save(path: str) -> None:
-            if path not in states:
-                save(path)
-            else:
-                states[path] = taken(controller)
+        def either(real: Any, ours: Any) -> Any:
+            return lambda path: ours(path) if path in states else real(path)
 
-        def on_load(path: str) -> None:
-            if path not in states:
-                load(path)
-            else:
-                put(controller, states[path])
+        def save(path: str) -> None:
+            states[path] = taken(controller)
 
-        controller.save_checkpoint, controller.load_checkpoint = on_save, on_load
+        controller.save_checkpoint = either(controller.save_checkpoint, save)
+        controller.load_checkpoint = either(controller.load_checkpoint, lambda path: put(controller, states[path]))
         return states
 
     def begin(controller: Any, token: str, state: Any) -> None:
@@ -261,7 +91,7 @@ def functions() -> Within:
             known = {*partition.global_indexes, *controller.index_manager.get_indexes_for_partition(name)}
             partition.ensure_samples_capacity(max(known, default=-1) + 1)
 
-    return Within(begin, end, grow)
+    return begin, end, grow
 
 
 INSTALL = "'TransferQueue>=0.1.11,<0.2'"
@@ -298,12 +128,12 @@ class Live:
 
     def _asked(self, request: Callable[[str], None], state: Any) -> Any:
         """The controller's answer to a request that is about a state in its memory."""
-        within, token = functions(), f"archive-{uuid.uuid4().hex}"
-        self._within(within.begin, token, state)
+        (begin, end, _), token = functions(), f"archive-{uuid.uuid4().hex}"
+        self._within(begin, token, state)
         try:
             request(token)
         finally:
-            found = self._within(within.end, token)
+            found = self._within(end, token)
         return found
 
     def _within(self, act: Callable[..., Any], *given: Any) -> Any:
@@ -369,7 +199,7 @@ class Live:
 
     def clear(self, cut: Cut, bound: int) -> None:
         """Take out all samples, and what earlier ones left in the units below that index."""
-        self._within(functions().grow)  # for samples without values, which TransferQueue has no rows to clear for
+        self._within(functions()[-1])  # for samples without values, which TransferQueue has no rows to clear for
         for name, partition in cut.partitions.items():
             if partition.field_metadata:
                 self.client.clear_partition(name)
@@ -403,3 +233,255 @@ def _unpacked(column: Any) -> list[Any]:
     if isinstance(column, torch.Tensor):
         return list(column.unbind())
     return list(column) if isinstance(column, list) else list(column.tolist())
+
+
+# -- as a live buffer --------------------------------------------------------------------------------------------------
+
+
+def follow(writer: Writer, *, include_storage: bool = True, buffer: str = MAIN_BUFFER) -> None:
+    """Have the writer's journal (`arc.writer(journal_s=2.0)`) take in at each tick what was put, consumed and cleared.
+
+    Samples, who consumed them and the controller's state become durable together: `arc.recover()` makes a checkpoint of
+    the newest whole tick, which `load_checkpoint` takes. Call it after `load_checkpoint`, in one process of the system.
+    A tick reads the samples that are new, or have other fields or another tag; what was put again under the same fields
+    and tag is read by the next `save_checkpoint`. Arguments are those of `save_checkpoint`.
+    """
+    queue = Queue(connect(), buffer, include_storage, whole=False)
+    buffers.follow(lambda: {buffer: queue}, writer)
+
+
+@dataclass
+class _Known:
+    """A sample as a writer's buffer has it."""
+
+    mark: tuple[Sample, Any]  # with its tag: tells one apart that was put anew, or has other fields
+    attributes: Mapping[str, Any]
+    episode_id: str = ""
+
+
+_known: WeakKeyDictionary[Buffer, dict[int, _Known]] = WeakKeyDictionary()  # by global index
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A checkpoint whose tables were found to agree, and its samples with their values."""
+
+    tree: Mapping[str, Any]
+    samples: Mapping[int, Sample]
+    tags: Mapping[int, Any]
+    rows: Iterable[tuple[Sample, dict[str, Any]]]
+    now: Cut
+    name: str
+
+    @property
+    def bound(self) -> int:
+        """One more than the largest index that the system gave out, or the saved one had."""
+        return max(self.now.bound, int(self.tree["index_manager"]["global_index_counter"]))
+
+
+class Queue(LiveBuffer):
+    """The running system under the name of its buffer. whole: all samples are read, also those that seem the same."""
+
+    system = SYSTEM
+    unit = "samples"
+
+    def __init__(self, running: Live, name: str, include_storage: bool = True, *, whole: bool = True) -> None:
+        super().__init__(name)
+        if not include_storage and running.is_in_memory:
+            logger.warning("include_storage=False has no effect: the samples of this storage are nowhere else")
+            include_storage = True
+        self._running = running
+        self._include_storage = include_storage
+        self._whole = whole
+
+    @property
+    def held(self) -> int:
+        return len(self._running.cut().samples)
+
+    # -- saved ---------------------------------------------------------------------------------------------------------
+
+    def append(self, part: Buffer) -> Saved:
+        """Add what is new or changed, take out of the buffer what is no sample any more; or, on an error, nothing."""
+        there = _ids(part)
+        try:
+            for _ in range(ATTEMPTS):
+                cut = self._running.cut()
+                held, fresh = self._compared(part, cut)
+                try:
+                    self._add(part, cut, held, fresh)
+                except Exception:
+                    if _moved(cut, self._running.cut()):
+                        continue
+                    raise
+                if not fresh or not _moved(cut, self._running.cut()):
+                    return self._saved(part, cut, held, {sample.index for sample in fresh})
+            raise UsageError(
+                f"samples were cleared at each of {ATTEMPTS} attempts to save them: save when no partition is being "
+                "cleared"
+            )
+        except BaseException:
+            part.remove(_ids(part) - there)  # the state of none is known
+            raise
+
+    def _compared(self, part: Buffer, cut: Cut) -> tuple[dict[int, _Known], list[Sample]]:
+        """All samples by index, and those that are to be read."""
+        known, there = {} if self._whole else _known.get(part, {}), _ids(part)
+        held: dict[int, _Known] = {}
+        fresh: list[Sample] = []
+        for sample, tags, attributes in _attributes(cut):
+            before, mark = known.get(sample.index), (sample, tags)
+            if before is not None and before.episode_id in there and _same(before.mark, mark):
+                tag = {"tag": before.attributes["tag"]} if tags else {}
+                held[sample.index] = _Known(mark, attributes | tag, before.episode_id)
+            else:
+                attributes |= {"tag": stored.check_tag(tags[0], where=sample.name)} if tags else {}
+                held[sample.index] = _Known(mark, attributes)
+                fresh.append(sample if self._include_storage else replace(sample, fields=()))
+        return held, fresh
+
+    def _add(self, part: Buffer, cut: Cut, held: Mapping[int, _Known], fresh: list[Sample]) -> None:
+        """Read these samples, and add those that the buffer does not have."""
+        there = _ids(part)
+        for sample, values in self._values(cut, fresh):
+            one = stored.encode(sample.index, values, where=sample.name)
+            held[sample.index].episode_id = one.episode_id
+            if one.episode_id not in there:
+                part.add_episode(
+                    one.fields, episode_id=one.episode_id, metadata=one.metadata, schema=one.schema, replace=True
+                )
+
+    def _values(self, cut: Cut, found: list[Sample]) -> Iterator[tuple[Sample, dict[str, Any]]]:
+        """Each sample with the values of its fields, read many at once."""
+        found.sort(key=lambda sample: (sample.partition, sample.fields))
+        for (_, names), alike in itertools.groupby(found, key=lambda sample: (sample.partition, sample.fields)):
+            while some := list(itertools.islice(alike, AT_ONCE)):
+                yield from zip(some, self._running.read(some, cut) if names else [{} for _ in some], strict=True)
+
+    def _saved(self, part: Buffer, cut: Cut, held: dict[int, _Known], fresh: Container[int]) -> Saved:
+        there, ids = _ids(part), {one.episode_id for one in held.values()}
+        if part.journaled and not ids:  # a journal keeps the state at an episode
+            ids.add(EMPTY)
+            if EMPTY not in there:
+                part.add_episode({SYSTEM: {"empty": np.zeros(1)}}, episode_id=EMPTY, replace=True)
+        part.remove([one for one in there - ids if is_ours(one)])
+        known = _known.get(part, {})
+        attributes: dict[str, dict[str, Any]] = {name: {} for name in ATTRIBUTES}
+        for index, one in held.items():
+            if (
+                index in fresh
+                or index not in known
+                or one.attributes["consumed"] != known[index].attributes["consumed"]
+            ):
+                for name, value in one.attributes.items():
+                    attributes[name][one.episode_id] = value
+        _known[part] = held
+        return Saved(attributes=attributes, state=stored.to_tree(cut, storage_saved=self._include_storage))
+
+    # -- restored ------------------------------------------------------------------------------------------------------
+
+    def prepared(self, share: Any, part: Any, states: Mapping[int, Any]) -> _Ready:
+        name, now = f"buffer {self.name!r} of checkpoint {part.checkpoint.name!r}", self._running.cut()
+        if len(states) > 1:
+            raise UsageError(f"{name}: {len(states)} ranks saved a TransferQueue in it, where one is expected")
+        tree = stored.check_tree(next(iter(states.values()), None), where=name)
+        index = part.attributes.get("index", {})
+        found = {sample.index: sample for sample in _samples(part)}
+        check_whole(tree, found, name)
+        check_sampler(tree, now)
+        if tree["storage_saved"]:
+            self._running.check_room(list(found))
+        tags = {index[one]: tag for one, tag in part.attributes.get("tag", {}).items()}
+        rows: Any = _rows(part, found, index)
+        return _Ready(tree, found, tags, list(rows) if now.partitions else rows, now, part.checkpoint.name)
+
+    def put(self, ready: _Ready) -> Report:
+        running = self._running
+        running.clear(ready.now, ready.bound)
+        try:
+            running.begin()
+            told = _put(running, ready.rows)
+            running.switch(_state(ready, told, running))
+        except BaseException:
+            running.abandon(ready.bound)
+            raise
+        return Report(len(ready.samples), len(ready.samples))
+
+
+def _moved(before: Cut, after: Cut) -> bool:
+    """True if samples were cleared in between, so that what was read may be another's of the same index."""
+    now = {sample.index: sample for sample in after.samples}
+    return any(_other(sample, now.get(sample.index)) for sample in before.samples)
+
+
+def _other(before: Sample, now: Sample | None) -> bool:
+    return now is None or replace(now, fields=()) != replace(before, fields=()) or not {*before.fields} <= {*now.fields}
+
+
+def _ids(part: Buffer) -> set[str]:
+    return set(part.live["episode_id"].to_pylist())
+
+
+def _same(before: Any, now: Any) -> bool:
+    try:
+        return bool(before == now)
+    except (RuntimeError, ValueError):  # tags may be arrays
+        return False
+
+
+def _attributes(cut: Cut) -> Iterator[tuple[Sample, list[Any], dict[str, Any]]]:
+    """Each sample with its tag, if it has one, and what else may change of it: who it is, which tasks consumed it."""
+    status = {
+        name: {task: one.numpy().astype(bool) for task, one in sorted(partition.consumption_status.items())}
+        for name, partition in cut.partitions.items()
+    }
+    for sample in cut.samples:
+        index, meta = sample.index, cut.partitions[sample.partition].custom_meta
+        consumed = [task for task, by in status[sample.partition].items() if index < len(by) and by[index]]
+        key = {} if sample.key is None else {"key": sample.key}
+        about = {"index": index, "partition": sample.partition, "consumed": consumed, **key}
+        yield sample, [meta[index]] if index in meta else [], about
+
+
+def _rows(part: Any, found: Mapping[int, Sample], index: Mapping[str, int]) -> Iterator[tuple[Sample, dict[str, Any]]]:
+    """Each sample with its values, in order."""
+    for episode, fields in part.stream():
+        if episode.id != EMPTY:
+            sample = found[index[episode.id]]
+            yield sample, stored.decode(fields, episode.metadata, where=sample.name)
+
+
+def _samples(part: Any) -> Iterator[Sample]:
+    """The samples of a buffer, without the names of their fields."""
+    found: Mapping[str, Mapping[str, Any]] = part.attributes
+    keys, partitions = found.get("key", {}), found.get("partition", {})
+    for episode_id, index in found.get("index", {}).items():
+        yield Sample(index, partitions[episode_id], 0.0, keys.get(episode_id), ())
+
+
+def _put(running: Live, rows: Iterable[tuple[Sample, dict[str, Any]]]) -> dict[int, Any]:
+    """Put all samples; what the store says of each."""
+    told: dict[int, Any] = {}
+    rows = iter(rows)
+    while some := list(itertools.islice(rows, AT_ONCE)):
+        alike: dict[tuple[str, ...], Sampled] = {}
+        for sample, values in some:
+            alike.setdefault(tuple(values), []).append((sample, values))
+        for names, group in alike.items():
+            told |= running.put(group) if names else {}
+    return told
+
+
+def _state(ready: _Ready, told: Mapping[int, Any], running: Live) -> dict[str, Any]:
+    """The state that the controller loads."""
+    keys = {index: sample.key for index, sample in ready.samples.items() if sample.key is not None}
+    partitions = {}
+    for name, tree in ready.tree["partitions"].items():
+        tags, said = (
+            {index: value for index, value in of.items() if ready.samples[index].partition == name}
+            for of in (ready.tags, told)
+        )
+        with reading(f"partition {name!r} of checkpoint {ready.name!r}", "state of a TransferQueue"):
+            partitions[name] = stored.partition_of(name, tree, keys, tags, running.classes)
+        partitions[name].field_custom_backend_meta.update(said)
+    manager = stored.manager_of(ready.tree)
+    return {"partitions": partitions, "index_manager": manager, "sampler": ready.tree["sampler"]}

@@ -12,8 +12,8 @@ pytest.importorskip("transfer_queue", reason="TransferQueue is not installed")
 import torch
 from transfer_queue import controller as tq_controller
 
-from archive.adapters.transferqueue import live as controller
-from archive.adapters.transferqueue.live import Classes, Cut
+from archive.adapters.transferqueue import stored as controller
+from archive.adapters.transferqueue.stored import Classes, Cut
 from archive.base.errors import StateError, UpgradeError, UsageError
 from archive.fields import trees
 from tests.support.transferqueue_systems import plain

@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="the adapter needs torch")
 import torch
 
 import archive
-from archive.adapters.transferqueue import samples
+from archive.adapters.transferqueue import stored
 from archive.base.errors import CorruptStateError, FieldError, IntegrityError, StateError, UpgradeError
 from tests.support.transferqueue_systems import plain
 
@@ -28,12 +28,12 @@ SHAPES = [(), (0,), (1,), (5,), (1, 1), (2, 0), (3, 4), (2, 3, 4)]
 
 def through_an_archive(values: list[dict[str, Any]]) -> list[dict[str, Any]]:
     arc = archive.create(f"memory://{uuid.uuid4().hex}")
-    encoded = [samples.encode(i, one, where=WHERE) for i, one in enumerate(values)]
+    encoded = [stored.encode(i, one, where=WHERE) for i, one in enumerate(values)]
     with arc.writer() as w:
         for one in encoded:
             w.add_episode(one.fields, episode_id=one.episode_id, metadata=one.metadata, schema=one.schema)
     found = [arc.episodes[one.episode_id] for one in encoded]
-    return [samples.decode(episode.read(), episode.metadata, where=WHERE) for episode in found]
+    return [stored.decode(episode.read(), episode.metadata, where=WHERE) for episode in found]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -86,7 +86,7 @@ def test_kinds_may_differ_from_sample_to_sample() -> None:
 
 def test_the_id_says_what_is_in_it() -> None:
     def of(values: dict[str, Any], index: int = 0) -> str:
-        return samples.encode(index, values, where=WHERE).episode_id
+        return stored.encode(index, values, where=WHERE).episode_id
 
     one = {"x": torch.ones(2), "t": "a", "d": {"m": torch.ones(2)}}
     assert of(one) == of({name: one[name] for name in reversed(one)})
@@ -96,7 +96,7 @@ def test_the_id_says_what_is_in_it() -> None:
         of(one | {"x": torch.ones(1)}), of({"x": torch.tensor(1.0)}), of({"x": torch.tensor([1.0])}), of({}), of({}, 1),
     ]  # fmt: skip
     assert len({of(one), *others}) == 1 + len(others)
-    assert all(samples.is_ours(name) for name in others)
+    assert all(stored.is_ours(name) for name in others)
 
 
 @pytest.mark.parametrize(
@@ -106,30 +106,30 @@ def test_the_id_says_what_is_in_it() -> None:
 )
 def test_what_would_take_pickle_is_refused_by_name(value: Any) -> None:
     with pytest.raises((FieldError, StateError), match="field 'odd' of sample 'a' of partition 'p'"):
-        samples.encode(0, {"fine": torch.ones(1), "odd": value}, where=WHERE)
+        stored.encode(0, {"fine": torch.ones(1), "odd": value}, where=WHERE)
 
 
 def test_a_tag_is_json() -> None:
-    assert samples.check_tag({"score": np.float32(0.5), "t": (1, 2)}, where=WHERE) == {"score": 0.5, "t": (1, 2)}
+    assert stored.check_tag({"score": np.float32(0.5), "t": (1, 2)}, where=WHERE) == {"score": 0.5, "t": (1, 2)}
     with pytest.raises(StateError, match=r"tag of sample 'a' of partition 'p'\.model"):
-        samples.check_tag({"model": object()}, where=WHERE)
+        stored.check_tag({"model": object()}, where=WHERE)
 
 
 def test_our_own_name_is_refused() -> None:
     with pytest.raises(FieldError, match="rename it"):
-        samples.encode(0, {samples.OWN: torch.ones(1)}, where=WHERE)
+        stored.encode(0, {stored.SYSTEM: torch.ones(1)}, where=WHERE)
 
 
 def test_what_is_no_sample() -> None:
     with pytest.raises(CorruptStateError, match="no sample"):
-        samples.decode({"x": np.ones(1)}, {}, where=WHERE)
+        stored.decode({"x": np.ones(1)}, {}, where=WHERE)
     with pytest.raises(UpgradeError, match="upgrade"):
-        samples.decode({}, {samples.OWN: {"format": 2, "kinds": {}}}, where=WHERE)
+        stored.decode({}, {stored.SYSTEM: {"format": 2, "kinds": {}}}, where=WHERE)
     with pytest.raises(CorruptStateError, match="kind 'pickle'"):
-        samples.decode({"x": ["gASV"]}, {samples.OWN: {"format": 1, "kinds": {"x": "pickle"}}}, where=WHERE)
+        stored.decode({"x": ["gASV"]}, {stored.SYSTEM: {"format": 1, "kinds": {"x": "pickle"}}}, where=WHERE)
 
 
 @pytest.mark.parametrize("about", [{}, [1], {"format": "1", "kinds": {}}, {"format": 1, "kinds": {"gone": "tensor"}}])
 def test_metadata_that_is_damaged_is_no_sample(about: Any) -> None:
     with pytest.raises(IntegrityError, match="no readable sample"):
-        samples.decode({}, {samples.OWN: about}, where=WHERE)
+        stored.decode({}, {stored.SYSTEM: about}, where=WHERE)

@@ -34,10 +34,10 @@ WHERE = "sample 'a'"
 def sample_seeds(tmp: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     import torch
 
-    from archive.adapters.transferqueue import samples
+    from archive.adapters.transferqueue import stored
 
     values = {"t": torch.ones(2, 3), "one": torch.tensor(1.5), "text": "a", "tree": {"a": [1, np.arange(3)], "b": None}}
-    found = [samples.encode(i, one, where=WHERE) for i, one in enumerate((values, {"x": torch.arange(3)}, {}))]
+    found = [stored.encode(i, one, where=WHERE) for i, one in enumerate((values, {"x": torch.arange(3)}, {}))]
     return [(_as_read(one.fields), one.metadata) for one in found]
 
 
@@ -60,10 +60,10 @@ def mutated_sample(seed: tuple[dict[str, Any], dict[str, Any]], rng: Random) -> 
 
 
 def read_sample(given: tuple[dict[str, Any], str]) -> None:
-    from archive.adapters.transferqueue import samples
+    from archive.adapters.transferqueue import stored
 
     metadata = records.parse_object(given[1], what="metadata", error=CorruptStateError)
-    samples.decode(given[0], metadata, where=WHERE)
+    stored.decode(given[0], metadata, where=WHERE)
 
 
 def controller_seeds(tmp: Path) -> list[Any]:
@@ -88,10 +88,10 @@ def controller_seeds(tmp: Path) -> list[Any]:
 
 
 def read_controller(given: tuple[str, dict[str, Any]]) -> None:
-    from archive.adapters.transferqueue import live
+    from archive.adapters.transferqueue import stored
 
     skeleton = records.parse(given[0], what="x", error=CorruptStateError)
-    live.check_tree(trees.unflatten(skeleton, given[1]), where="x")
+    stored.check_tree(trees.unflatten(skeleton, given[1]), where="x")
 
 
 # -- videos ------------------------------------------------------------------------------------------------------------
