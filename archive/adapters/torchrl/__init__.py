@@ -41,7 +41,7 @@ from archive.base import package
 package("torch", "archive.adapters.torchrl", "'trajectory-archive[torch]'")
 
 from archive.adapters import Report
-from archive.adapters.torchrl.adapter import capacity, follow, restore, save
+from archive.adapters.torchrl.buffer import capacity, follow, restore, save
 from archive.adapters.torchrl.checkpointers import ArchiveCheckpointer, CheckpointAdapter
 
 __all__ = [

@@ -15,7 +15,7 @@ from typing import Any
 import archive
 from archive import Writer
 from archive.adapters import Report, common
-from archive.adapters.torchrl import adapter
+from archive.adapters.torchrl import buffer as buffers
 from archive.adapters.torchrl.parts import INSTALL, module
 from archive.base import IntegrityError, NotFoundError, SupersededError, UsageError, visible
 from archive.checkpoint import Checkpoint
@@ -50,17 +50,17 @@ class _Archives:
         if step is None:
             newest = self._archive(url).checkpoints.of(writer.run).latest
             step = 0 if newest is None else int(newest.step) + 1
-        return adapter.save({self._buffer: rb}, writer, step=step, **{**self._options, **options}).result()
+        return buffers.save({self._buffer: rb}, writer, step=step, **{**self._options, **options}).result()
 
     def _loaded(self, rb: Any, url: str, found: Checkpoint, tails: str | None = None, **options: Any) -> Report:
         """Restore the buffer from a checkpoint at `url`. tails: as of a plan."""
         world_size = self._place["world_size"]
         plan = common.planned(found, world_size=world_size, tails=tails)
-        room = adapter.capacity({self._buffer: rb}, found)[self._buffer]
+        room = buffers.capacity({self._buffer: rb}, found)[self._buffer]
         if not plan.is_identity or max(plan.steps) > room:
             plan = common.planned(found, world_size=world_size, capacity=room, tails=tails)
         share = plan.share(self._place["rank"])
-        reports = adapter.restore({self._buffer: rb}, share, **{"existing": self._existing, **options})
+        reports = buffers.restore({self._buffer: rb}, share, **{"existing": self._existing, **options})
         if url in self._writers:
             with suppress(SupersededError):  # saving has said so, or there was nothing left to commit
                 self._writers.pop(url).close()

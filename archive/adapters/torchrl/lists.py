@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from archive.adapters import digests
-from archive.adapters.torchrl.cells import Cells
+from archive.adapters.torchrl.cells import StorageCells, TensorCells
 from archive.adapters.torchrl.items import Json, Leaves, apart, joined, kind_of, last_numbers, stacked, together
-from archive.adapters.torchrl.parts import module
+from archive.adapters.torchrl.parts import Parts, module
 from archive.arrays import Ints
 from archive.fields import Array, Path, flatten, unflatten
 
@@ -35,10 +35,8 @@ class Make:
         return out
 
 
-class ListCells(Cells):
-    """The cells of a ListStorage, or of a storage derived from it."""
-
-    listed = True
+class ListCells(StorageCells):
+    """The cells of a ListStorage, or of a storage derived from it; see `TensorCells`."""
 
     def __init__(self, storage: Any) -> None:
         super().__init__(storage)
@@ -68,6 +66,9 @@ class ListCells(Cells):
     def flat(self, path: Path) -> Array | None:
         values = [self._item(cell)[1].get(path) for cell in range(self.rows)]
         return None if not values or any(v is None for v in values) else last_numbers(path, values)
+
+    def has(self, path: Path) -> bool:
+        return self.flat(path) is not None
 
     def read(self, cells: Ints) -> dict[str, Any]:
         items = [self._item(cell)[1] for cell in cells.tolist()]
@@ -154,6 +155,14 @@ class ListCells(Cells):
             self.storage._set_item(cell, self._to_set[cell])
         self._to_set = {}
         self.storage._bump_mutation_revision()
+
+
+Cells = TensorCells | ListCells
+
+
+def cells_of(parts: Parts) -> Cells:
+    """The cells of a buffer's storage."""
+    return (TensorCells if isinstance(parts.storage, module("storages").TensorStorage) else ListCells)(parts.storage)
 
 
 def _alike(leaves: Leaves, count: int, kinds: Ints | None) -> list[tuple[int | None, Ints]]:

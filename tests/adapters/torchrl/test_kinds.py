@@ -12,7 +12,7 @@ import pytest
 import archive
 import resharding
 from archive.adapters import torchrl
-from archive.adapters.torchrl import tensors
+from archive.adapters.torchrl import cells
 from archive.base.errors import FieldError, MissingPackageError, UsageError
 from tests.support.torchrl_buffers import assert_same_samples, buffer, contents, steps
 from tests.support.worlds import save_world, shares
@@ -294,14 +294,14 @@ def test_saving_while_a_thread_writes() -> None:
 def test_a_changed_bit_changes_the_digest(dtype: Any) -> None:
     rb = buffer(64, plain=True)
     rb.extend((torch.rand(64, 9, generator=torch.Generator().manual_seed(1)) > 0.5).to(dtype))
-    cells = tensors.TensorCells(rb._storage)
-    before = cells.hashes()
+    held = cells.TensorCells(rb._storage)
+    before = held.hashes()
     assert len(np.unique(before)) == len(np.unique(rb[:].to(torch.complex64).numpy(), axis=0))
     for row, column in ((0, 0), (31, 8), (63, 4)):
         rb._storage._storage[row, column] = ~rb._storage._storage[row, column] if dtype == torch.bool else 7
-        after = cells.hashes()
+        after = held.hashes()
         assert np.flatnonzero(before != after).tolist() == [row]
-        assert (cells.hashes(np.array([row, 5])) == after[[row, 5]]).all()
+        assert (held.hashes(np.array([row, 5])) == after[[row, 5]]).all()
         before = after
 
 

@@ -1,4 +1,4 @@
-"""Save and restore of TorchRL's replay buffers."""
+"""A replay buffer of TorchRL: saved, followed and restored."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from archive.adapters import UNFINISHED, LiveBuffer, Report, Saved, common, live
-from archive.adapters.torchrl import extras, saving, writers
-from archive.adapters.torchrl.cells import Cells
-from archive.adapters.torchrl.episodes import Keys
+from archive.adapters.torchrl import restored, states, tracker
+from archive.adapters.torchrl.lists import Cells, cells_of
 from archive.adapters.torchrl.parts import held, parts_of
-from archive.adapters.torchrl.places import SYSTEM, Given, Target, room_for, target_of
-from archive.adapters.torchrl.restoring import restore as _restore
-from archive.adapters.torchrl.samplers import saved_samplers
+from archive.adapters.torchrl.placement import Placement, room_for
+from archive.adapters.torchrl.tracker import Keys
 from archive.base import UsageError
 from archive.checkpoint import Checkpoint, Pending
 from archive.write import Buffer
@@ -21,6 +19,9 @@ from archive.write import Buffer
 if TYPE_CHECKING:
     from archive import Writer
     from resharding import Share, ShareBuffer
+
+
+SYSTEM = "torchrl"
 
 
 class TorchBuffer(LiveBuffer):
@@ -50,34 +51,34 @@ class TorchBuffer(LiveBuffer):
         return len(self.parts.storage)
 
     def append(self, part: Buffer) -> Saved:
-        parts, found = self.parts, saving.append(part, self.parts, self.asked, verify=self.verify)
-        columns = saving.columns_of(found) | writers.columns_of(parts, found.live)
+        parts, found = self.parts, tracker.append(part, self.parts, self.asked, verify=self.verify)
+        columns = tracker.columns_of(found) | states.writer_columns(parts, found.live)
         tick: dict[str, Any] = {
             "system": SYSTEM,
             "version": 1,
-            "storage": saving.storage_state(parts, found),
-            "writer": writers.state_of(parts),
-            "extras": extras.state_of(parts, ()),
+            "storage": tracker.storage_state(parts, found),
+            "writer": states.writer_state(parts),
+            "extras": states.rest_of(parts, ()),
         }
-        for name, sampler in saved_samplers(parts).items():
+        for name, sampler in states.saved_samplers(parts).items():
             columns |= sampler.columns(found.live)
             tick[name] = sampler.state()
-        state = tick | {"extras": extras.state_of(parts, self._queue)}
+        state = tick | {"extras": states.rest_of(parts, self._queue)}
         return Saved(columns, {"trajectory": found.ids} if found.ids else {}, state, tick)
 
-    def prepared(self, share: Share, part: ShareBuffer, states: Mapping[int, Any]) -> tuple[Cells, Given, Target]:
-        given, cells = Given(share, part, self.unfinished or part.rules.unfinished, states), saving.cells_of(self.parts)
-        if self.unfinished == "drop" and given.layout.open.any():
+    def prepared(self, share: Share, part: ShareBuffer, states: Mapping[int, Any]) -> tuple[Cells, Placement]:
+        cells = cells_of(self.parts)
+        if self.unfinished == "drop" and part.layout.open.any():
             raise UsageError(
                 f"buffer {self.name!r} has unfinished trajectories, and only a plan drops: resharding.plan(..., "
                 "unfinished='drop')"
             )
-        target = target_of(cells, given)
-        cells.check_room(target.rows, target.inner)
-        return cells, given, target
+        placed = Placement(cells, share, part, self.unfinished or part.rules.unfinished, states)
+        cells.check_room(placed.rows, placed.inner)
+        return cells, placed
 
-    def put(self, ready: tuple[Cells, Given, Target]) -> Report:
-        return _restore(self.parts, *ready)
+    def put(self, ready: tuple[Cells, Placement]) -> Report:
+        return restored.restore(self.parts, *ready)
 
 
 def _buffers(objects: Any, **options: Any) -> dict[str, TorchBuffer]:
@@ -96,7 +97,7 @@ def capacity(objects: Any, checkpoint: Checkpoint, *, num_envs: int | None = Non
     out: dict[str, int] = {}
     for name, one in _buffers(objects).items():
         states = {rank: checkpoint.state(rank, name) for rank in checkpoint.ranks if name in checkpoint.buffers}
-        out[name] = room_for(saving.cells_of(one.parts), common.saved_by(SYSTEM, states), num_envs)
+        out[name] = room_for(cells_of(one.parts), common.saved_by(SYSTEM, states), num_envs)
     return common.as_given(objects, out)
 
 
@@ -118,7 +119,7 @@ def save(
     """
     asked = Keys.asked(traj_key, end_key)
     every = _buffers(objects, asked=asked, verify=verify)
-    saving.check_keys((one.parts for one in every.values()), asked)
+    tracker.check_keys((one.parts for one in every.values()), asked)
     return live.save(every, writer, step, **options)
 
 
