@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+import io
 import re
+import tokenize
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -226,3 +228,49 @@ def test_tests_lie_in_the_folder_of_a_room() -> None:
             f"tests/{folder} is named after no room"
         )
     assert [str(folder) for folder in sorted(folders) if not (TESTS / folder / "__init__.py").exists()] == []
+
+
+HISTORY = {"CHANGELOG.md", "RESULTS.md"}  # they may name what is gone
+DOTTED = re.compile(r'(?<![\w./"@])((?:archive|resharding)(?:\.[a-z_]+)+)\b(?!\()')
+PATHS = re.compile(r"(?<![\w/])((?:archive|resharding|tests)/[\w/]+\.(?:py|md))\b")
+
+
+def prose(path: Path) -> str:
+    """The docstrings and comments of a module, or the whole of a document."""
+    text = path.read_text("utf-8")
+    if path.suffix != ".py":
+        return text
+    comments = [
+        token.string for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type == tokenize.COMMENT
+    ]
+    kinds = (ast.FunctionDef, ast.ClassDef, ast.Module)
+    documented = [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
+    return "\n".join([*comments, *(ast.get_docstring(node) or "" for node in documented)])
+
+
+def is_there(name: str) -> bool:
+    """True if a dotted name is a room, a module, something in one, or in the door of a room."""
+    place, *parts = name.split(".")
+    for part in parts:
+        folder = ROOT / place / part
+        if folder.with_suffix(".py").exists() or name == "archive.json":
+            return True
+        if not folder.is_dir():
+            return re.search(rf"\b{part}\b", (ROOT / place / "__init__.py").read_text("utf-8")) is not None
+        place = f"{place}/{part}"
+    return True
+
+
+@pytest.mark.parametrize("path", [*SOURCES, *(page for page in PAGES if page.name not in HISTORY)], ids=str)
+def test_modules_that_texts_name_exist(path: Path) -> None:
+    text = prose(path)
+    assert [name for name in sorted(set(DOTTED.findall(text))) if not is_there(name)] == []
+    for name in sorted(set(PATHS.findall(text))):
+        assert (ROOT / name).exists() or (TESTS / name).exists(), name
+
+
+def test_a_module_that_is_gone_is_noticed() -> None:
+    assert is_there("archive.log.commits.read")
+    assert is_there("archive.testing.trace")
+    assert not is_there("archive.manifest")
+    assert not is_there("archive.log.manifest")

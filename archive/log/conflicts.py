@@ -122,7 +122,7 @@ def _check_grows(parent: Commit, draft: Commit) -> None:
 
 
 def _check_order(parent: Commit, draft: Commit) -> None:
-    """Each rank's part must be newer than its part of the latest checkpoint, whichever rank was late.
+    """Require that every rank's part is newer than its part of the latest checkpoint, whichever rank was late.
 
     Then the least ordinal of the ranks grows too, also where a rank counted calls that others did not make.
     """

@@ -245,7 +245,7 @@ def _check_run(head: Commit, who: Place, forked_from: ForkedFrom | None) -> None
 
 
 def _check_same_origin(head: Commit, who: Place, origin: Origin | None) -> None:
-    """All ranks must go on from one checkpoint, or some steps would be held twice and others not at all."""
+    """Require that all ranks go on from one checkpoint, or some steps would be held twice and others not at all."""
     entry = head.runs.get(who.run)
     if origin is None or entry is None or entry.session != who.session or entry.resumed_from is None:
         return

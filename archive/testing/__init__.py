@@ -1,9 +1,9 @@
-"""For tests: of training code, of stores, of what happens when something fails. A root or an archive comes in; what the
-code under test asked for, and whether all is well, goes out.
+"""Tools for tests of training code, of stores, and of failures. A root or an archive comes in; the requests of the
+code under test, and a check of the archive, go out.
 
 | to | see |
 |---|---|
-| have a fresh place in each test | fixtures `archive_url` and `archive_s3`, which pytest finds by itself |
+| get a fresh place in each test | fixtures `archive_url` and `archive_s3`, which pytest finds by itself |
 | break operations | `faults.at(url, op="create", k=3, what="lose_answer")` |
 | count requests and bytes | `trace(arc)` |
 | check an archive; make one | `assert_whole(arc)`; `small_archive(url)`, `crashed_job(url)`, `steps` |
@@ -50,7 +50,7 @@ _LAZY = {  # name -> the module that has it
 
 
 def __getattr__(name: str) -> Any:
-    """Parts are imported when first used: pytest imports this at each start, also where nobody uses it."""
+    """Import parts at their first use: pytest imports this module at each start, also where it is not used."""
     from importlib import import_module
 
     if name == "StoreContract":

@@ -1,4 +1,4 @@
-"""Does I/O: small archives to try something out on, also those that a crash left behind."""
+"""Does I/O: small archives to try things out, also those that a crash left behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEVER_S = 3600.0  # a journal that ticks when it is told to
 
 
 def steps(length: int, seed: int = 0) -> dict[str, Any]:
-    """An episode of fields of several kinds, all of other values for each seed; `reward` is the seed."""
+    """An episode of fields of several kinds, with other values for each seed; `reward` is the seed."""
     rng = np.random.default_rng(seed)
     return {
         "obs": rng.standard_normal((length, 3)).astype(np.float32),
@@ -50,7 +50,7 @@ def small_archive(
 def crashed_job(
     url: Any, ranks: int = 2, *, storage_options: Mapping[str, Any] | None = None, **options: Any
 ) -> Archive:
-    """Create what a job of several ranks left that died: each rank R has episode "R-saved" in the checkpoint
+    """Create the leftovers of a job of several ranks that died: each rank R has episode "R-saved" in the checkpoint
     step-1, "R-journaled" in its journal, so that `arc.recover()` brings it back, and "R-lost" nowhere."""
     import archive
 
@@ -75,7 +75,7 @@ def _add(writers: list[Writer], what: str) -> None:
 
 
 def _die(w: Writer) -> None:
-    """End a writer whose store is gone, as a process does that dies."""
+    """End a writer without its store, like a process that dies."""
     import contextlib
 
     from archive.base import ArchiveError

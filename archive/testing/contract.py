@@ -1,4 +1,4 @@
-"""Does I/O: what the library relies on, as tests of one kind of store."""
+"""Does I/O: the library's requirements of a store, as tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StoreContract:
 
     names_a_page: int | None = None  # how many names an answer to LIST holds; None: all
     deletes_in_bulk = False  # whether a request deletes a thousand
-    creators = 8  # who want one name at once
+    creators = 8  # threads that create one name at once
     races = 10
 
     @pytest.fixture

@@ -1,4 +1,8 @@
-"""Has stores go wrong: fail, delay, cut, change, lose answers or throttle, at the operation that one says.
+"""Faults of stores: a chosen operation fails, is delayed, cut, changed or throttled, or its answer is lost.
+
+with faults.at(url, op="create", k=3, what="lose_answer") as fault:
+    train(url)
+assert fault.hits
 
 with faults.at(url, op="create", k=3, what="lose_answer") as fault:
     train(url)
@@ -42,7 +46,7 @@ _WITH_BYTES = ("get", "put", "create")
 
 @dataclass
 class Injection:
-    """What is to be done to operations k, k + 1, ... of those that match; `hits` says to which it was."""
+    """A fault for operations k, k + 1, ... of the matching ones; `hits` lists those that it struck."""
 
     what: str | Exception
     op: str = "any"
@@ -58,14 +62,14 @@ class Injection:
     def __post_init__(self) -> None:
         check_verb(self.op)
         if isinstance(self.what, str) and self.what not in KINDS:
-            raise UsageError(f"what={self.what!r} is no fault: give an exception to raise, or {', '.join(KINDS)}")
+            raise UsageError(f"what={self.what!r} is unknown: give an exception to raise, or {', '.join(KINDS)}")
         if self.what in OF_BYTES and self.op not in ("any", *_WITH_BYTES):
             raise UsageError(f"{self.op} has no bytes to {self.what}: give op= {' or '.join(_WITH_BYTES)}")
         if self.k < 1 or (self.times is not None and self.times < 1):
             raise UsageError(f"k={self.k}, times={self.times}: operations count from 1; times=None is all from then on")
 
     def strikes(self, verb: str, key: str) -> bool:
-        """Whether it is done to this operation, which is counted if it is one of those that match."""
+        """True if this operation is struck; it is counted if it matches."""
         if self.op not in ("any", verb) or self.key not in key:
             return False
         if self.what in OF_BYTES and verb not in _WITH_BYTES:
@@ -81,7 +85,7 @@ T = TypeVar("T")
 
 
 class ThrottledError(Exception):
-    """What S3 answers with 503, as botocore has it."""
+    """The answer 503 of S3, in the form of botocore."""
 
     response: dict[str, Any] = {  # noqa: RUF012 (never written to)
         "Error": {"Code": "SlowDown", "Message": "Please reduce your request rate (injected)"},
@@ -100,7 +104,7 @@ _BEFORE: dict[str, Callable[[], Exception]] = {
 
 
 class FaultyDriver(DelegatingDriver):
-    """Another driver. Whatever reads several ranges, or into memory of the caller's, goes through `get`."""
+    """Another driver with faults. Reads of several ranges, or into memory of the caller's, go through `get`."""
 
     def __init__(self, inner: Driver, injection: Injection) -> None:
         super().__init__(inner)
@@ -131,7 +135,7 @@ class FaultyDriver(DelegatingDriver):
         return self._sent(self._injection.strikes(verb, key), lambda: call(self._inner), timeout_s)
 
     def _sent(self, strikes: bool, send: Callable[[], T], timeout_s: float) -> T:
-        """Do what is asked, and what the injection does to it."""
+        """Send the request with the injected fault."""
         what = self._injection.what
         if not strikes or what in OF_BYTES:
             return send()
@@ -150,14 +154,14 @@ class FaultyDriver(DelegatingDriver):
 
 
 def _wait(seconds: float, timeout_s: float) -> None:
-    """As long as a client waits that has a time-out."""
+    """Wait as long as a client with a time-out does."""
     time.sleep(min(seconds, timeout_s))
     if seconds > timeout_s:
         raise TimeoutError(errno.ETIMEDOUT, "injected: no answer in time")
 
 
 def _changed(data: Buffer, injection: Injection) -> Buffer:
-    """The bytes as they are after the fault: others only for those that are of bytes."""
+    """The bytes after the fault; only faults of bytes change them."""
     if injection.what == "truncate":
         return data[: len(data) // 2 if injection.keep is None else injection.keep]
     if injection.what == "corrupt" and len(data):
@@ -176,10 +180,10 @@ def at(
 ) -> Iterator[Injection]:  # fmt: skip
     """Within the block, break operations on the store of an archive or URL, whoever in this process sends them.
 
-    op: get, put, create, list, delete, head or copy.  key: a text in the keys that are meant.  k: the first that is
-    broken, counted from 1 among those that match; tries count each.  times: how many; None for all from then on.
-    what: one of KINDS, or an exception, which is raised instead.  Blocks may be nested; processes that are forked
-    meanwhile take it along, and count by themselves. UsageError for what is none.
+    op: get, put, create, list, delete, head or copy.  key: a text in the matching keys.  k: the first one that is
+    broken, counted from 1 among the matching ones; each try counts.  times: their number; None for all from then on.
+    what: one of KINDS, or an exception, which is raised instead.  Blocks may be nested; forked processes
+    inherit it, and count by themselves. UsageError for an unknown fault.
     """
     injection = Injection(what, op, k, times, key, seconds, keep)
     place = url_of(where)

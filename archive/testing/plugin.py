@@ -1,4 +1,4 @@
-"""Does I/O: what pytest finds by itself where this library is installed. Nothing is imported before a test asks.
+"""Does I/O: fixtures that pytest finds by itself if this library is installed. Nothing is imported before a test asks.
 
 `archive_url`: an `EmptyRoot`, in memory and in a local folder in turn. `archive_s3`: one on an S3 server of this run.
 """
@@ -37,7 +37,7 @@ def _archive_s3_endpoint() -> Iterator[str]:
 
 @pytest.fixture
 def archive_s3(monkeypatch: pytest.MonkeyPatch, _archive_s3_endpoint: str) -> Iterator[EmptyRoot]:
-    """A place for an archive that nobody has used, in a bucket of an S3 server that runs while the tests do; reset
+    """A place for an archive that nobody has used, in a bucket of an S3 server that runs during the tests; reset
     after each test. No credentials, profiles or proxies of this machine are seen meanwhile."""
     from archive.testing import s3roots
 

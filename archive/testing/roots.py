@@ -1,4 +1,4 @@
-"""Does no I/O of its own: where a test has its archive, and where a store is tested."""
+"""Does no I/O of its own: places for a test's archive, and for tests of a store."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ def url_of(where: Any) -> str:
 
 
 def is_within(url: str, place: str) -> bool:
-    """Whether a root is that place, or lies below it."""
+    """True if a root is that place, or is below it."""
     return not place or url == place or url.startswith(f"{place.rstrip('/')}/")

@@ -1,4 +1,4 @@
-"""Does no I/O of its own: what a block of code asks of a store, request by request."""
+"""Does no I/O of its own: the requests that a block of code sends to a store, one by one."""
 
 from __future__ import annotations
 
@@ -52,31 +52,31 @@ class Trace:
 
     @property
     def requests(self) -> int:
-        """How many there were."""
+        """The number of requests."""
         return len(self.rows)
 
     @property
     def bytes_in(self) -> int:
-        """What came."""
+        """The number of bytes received."""
         return sum(row.bytes_in for row in self.rows)
 
     @property
     def bytes_out(self) -> int:
-        """What was sent; that of tries that failed, too."""
+        """The number of bytes sent, also by failed tries."""
         return sum(row.bytes_out for row in self.rows)
 
     @property
     def bytes(self) -> int:
-        """What came and what was sent."""
+        """The number of bytes received and sent."""
         return self.bytes_in + self.bytes_out
 
     def of(self, verb: str = "any", key: str = "") -> Trace:
-        """Those of a verb (get, put, create, list, delete, head or copy) whose key has this text in it."""
+        """The requests of a verb (get, put, create, list, delete, head or copy) whose key has this text in it."""
         check_verb(verb)
         return Trace([row for row in self.rows if verb in ("any", row.verb) and key in row.key])
 
     def count(self, verb: str = "any", key: str = "") -> int:
-        """How many requests of a verb there were, of keys with this text in them."""
+        """The number of requests of a verb whose key has this text in it."""
         return self.of(verb, key).requests
 
     def to_pandas(self) -> pd.DataFrame:

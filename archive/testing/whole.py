@@ -1,4 +1,4 @@
-"""Does I/O: whether an archive holds what it says, whatever happened to those who wrote it."""
+"""Does I/O: the check that an archive keeps its promises, whatever happened to its writers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _unreadable(what: str, find: Callable[[], list[Episodes]]) -> Iterator[str]:
 
 
 def _made(key: str) -> bool:
-    """Whether an object's name is one that this library gives."""
+    """True if this library gives an object such a name."""
     if key == layout.ARCHIVE_KEY or key.startswith(_OTHERS) or key.endswith(layout.PRUNED) or layout.is_temporary(key):
         return True
     shard = "/".join(key.split("/")[:2]) if key.startswith("shards/") else key  # one that is a folder
