@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from archive.maintain import ArchiveInfo, ForgetPlan, Progress, PrunePlan, Tag, Tags, Usage
     from archive.read import Episodes, Reader
     from archive.view import Viewer
-    from archive.views import reports
     from archive.write import Resume
     from archive.writer import Writer
 
@@ -265,16 +264,15 @@ class Archive:
     def to_html(self) -> str:
         """A page of its own: runs, checkpoints, returns, and a row for each episode to sort and filter.
         Reads no data."""
-        return self._report().page()
+        from archive.view import pages
+
+        return pages.archive(self.episodes, list(self.runs), self.url)
 
     def _repr_html_(self) -> str:
-        return self._report().notebook()
-
-    def _report(self) -> reports.Report:
-        from archive.views import reports
+        from archive.view import notebook
 
         found, saved = self.episodes, self.checkpoints.table.to_pylist()
-        return reports.archive(self.url, self.about, self.runs.about, saved, found.table, found.fields)
+        return notebook.archive(self.about, self.runs.about, saved, found.table, found.fields)
 
     def __repr__(self) -> str:
         return one_line(f"<Archive {self.url} at commit {self.head.number}>")

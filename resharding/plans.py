@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
@@ -24,14 +24,12 @@ from archive.base import (
     cached_property,
     logger,
     records,
-    size,
     stored,
     tabulate,
     visible,
 )
 from archive.checkpoint import Checkpoint
 from archive.log import Origin, place
-from archive.views import plots, reports
 from resharding.placement import FILTERED, Placement
 from resharding.share import Share
 from resharding.source import SourceBuffer
@@ -154,20 +152,22 @@ class Plan:
 
     def plot(self) -> Any:
         """Draw how many steps each target rank gets of each source rank; Matplotlib's Axes. Reads no data."""
+        from archive.view import plots
+
         title = f"{self.checkpoint.name}: {self.checkpoint.world_size} ranks to {self.world_size}"
         return plots.plan(self.moved, self.world_size, title)
 
     def to_html(self) -> str:
         """A page of its own: the assignment, as a picture and in numbers. Reads no data, only the chunk tables."""
-        return self._report([(size(cost["bytes"]), cost["requests"]) for cost in self.cost()]).page()
+        from archive.view import pages
+
+        return pages.checkpoint(self.checkpoint, self)
 
     def _repr_html_(self) -> str:
-        return self._report([()] * self.world_size).notebook()
+        from archive.view import notebook
 
-    def _report(self, costs: Sequence[tuple[Any, ...]]) -> reports.Report:
-        counts = zip(self.episodes, self.steps, costs, strict=True)
-        ranks = [(episodes, steps, *cost) for episodes, steps, cost in counts]
-        return reports.plan(self.about, self.moved, ranks, self.dropped)
+        ranks = zip(self.episodes, self.steps, strict=True)
+        return notebook.plan(self.about, self.moved, ranks, self.dropped)
 
     def seed(self, rank: int) -> int:
         """A seed for a target rank, the same everywhere and another for each (commit, world size, rank)."""

@@ -33,7 +33,6 @@ ROOMS = (
     "archive.shard",
     "archive.log",
     "archive.index",
-    "archive.views",
     "archive.read.chunks",
     "archive.read",
     "archive.write",
@@ -57,13 +56,23 @@ ROOMS = (
     "archive.adapters.npz",
     "archive.adapters.exchange",
     "archive.buffers",
-    "archive.view.web",
-    "archive.view.answers",
     "archive.view",
     "archive.cli",
     "archive.testing",
 )
-OPENS_BELOW = {("archive.facade", "archive.view")}  # arc.view(): a user's verb for a whole room, loaded when called
+OPENS_BELOW = {  # verbs by which users look at a thing (view, to_html, plot, what a notebook shows), loaded when called
+    (module, "archive.view")
+    for module in (
+        "archive.checkpoint.checkpointlist",
+        "archive.checkpoint.checkpoints",
+        "archive.facade",
+        "archive.maintain.plans",
+        "archive.maintain.tags",
+        "archive.read.episode",
+        "archive.read.episodes",
+        "resharding.plans",
+    )
+}
 LAZY_DOORS = ("archive", "resharding")  # so that importing them is quick
 PUBLIC_NAMES = {  # modules that are no more than another name
     "archive.checkpointing": "archive.checkpoint.requests",
@@ -97,17 +106,17 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "torch": ("archive.fields", *ABOVE_STORAGE),
     "tensordict": ("archive.fields", *FRAMEWORKS),
     "torchrl": FRAMEWORKS,
-    "tokenizers": ("archive.views.tokenizing",),
-    "transformers": ("archive.views.tokenizing",),
+    "tokenizers": ("archive.view.tokens",),
+    "transformers": ("archive.view.tokens",),
     "av": ("archive.adapters.lerobot", "archive.adapters.video"),
     "ray": (*FRAMEWORKS, "resharding"),
     "pytest": ("archive.testing",),
     "polars": ("archive.read",),
     "starlette": ("archive.view",),
-    "uvicorn": ("archive.view.web",),
+    "uvicorn": ("archive.view",),
     "opentelemetry": ("archive.observe.tracing",),
     "pandas": ("archive.read", "archive.write.imports", *FACADE, "resharding", "archive.cli", "archive.testing"),
-    "matplotlib": ("archive.views.plots",),
+    "matplotlib": ("archive.view.plots",),
     "click": ("archive.cli",),
     "rich": ("archive.cli", "archive.checkpoint.pending"),
 }

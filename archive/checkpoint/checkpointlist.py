@@ -14,7 +14,6 @@ from archive.ledger import LedgerView, names, of_run
 from archive.log import Commit, Mark, read_of, tablefiles
 from archive.read import Episodes
 from archive.store import Storage
-from archive.views import plots, reports
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -229,7 +228,9 @@ class Run:
         return self.episodes.plot(ax, self.name if label is None else label)
 
     def _repr_html_(self) -> str:
-        return reports.runs("Run", [self.about], self.episodes.table, self.episodes.fields).notebook()
+        from archive.view import notebook
+
+        return notebook.runs("Run", [self.about], self.episodes.table, self.episodes.fields)
 
     def __repr__(self) -> str:
         newest = self._latest
@@ -276,6 +277,8 @@ class Runs(Mapping[str, Run]):
     def plot(self, *names: str, ax: Any = None) -> Any:
         """Draw the returns and lengths of these runs (default: all) in one figure; Matplotlib's two Axes.
         Reads no data."""
+        from archive.view import plots
+
         axes = ax
         for name in names or self._names:
             axes = self[name].plot(axes)
@@ -283,12 +286,12 @@ class Runs(Mapping[str, Run]):
 
     def to_html(self, *names: str) -> str:
         """A page of these runs (default: all) side by side: checkpoints, returns in one picture, and all episodes."""
+        from archive.view import pages
+
         chosen = [self[name] for name in names or self._names]
         found = self._episodes.filter(run=[run.name for run in chosen])
-        saved = [row for row in self._checkpoints.table.to_pylist() if row["run"] in {r.name for r in chosen}]
         title = " and ".join(run.name for run in chosen[:8]) or "no runs"
-        about = {"url": self._url, "commit": self._head.number}
-        return reports.archive(title, about, [run.about for run in chosen], saved, found.table, found.fields).page()
+        return pages.archive(found, [run.name for run in chosen], title)
 
     @property
     def about(self) -> list[dict[str, Any]]:
@@ -296,8 +299,10 @@ class Runs(Mapping[str, Run]):
         return [run.about for run in self.values()]
 
     def _repr_html_(self) -> str:
+        from archive.view import notebook
+
         every = self._episodes
-        return reports.runs("Runs", self.about, every.table, every.fields).notebook()
+        return notebook.runs("Runs", self.about, every.table, every.fields)
 
     def __repr__(self) -> str:
         return one_line(f"<{len(self)} runs at {self._url}: {', '.join(self._names)}>")

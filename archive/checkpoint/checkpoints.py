@@ -31,7 +31,6 @@ from archive.log import Commit, FileRef, Origin, Sequences, tablefiles
 from archive.read import Episodes, Reader, Spans
 from archive.saved import UNCONSUMED, AttributeRef, ColumnRef, Part
 from archive.store import Storage
-from archive.views import reports
 from archive.write import Resume
 
 if TYPE_CHECKING:
@@ -346,14 +345,14 @@ class Checkpoint:
 
     def to_html(self) -> str:
         """A page of its own: ranks, buffers, and the distribution of its episodes. Reads no data."""
-        return self._report(self.episodes.table, self.episodes.fields).page()
+        from archive.view import pages
+
+        return pages.checkpoint(self)
 
     def _repr_html_(self) -> str:
-        return self._report().notebook()
+        from archive.view import notebook
 
-    def _report(self, *episodes: Any) -> reports.Report:
-        held = (self.steps_per_rank, self.buffers, self.discarded, self.progress)
-        return reports.checkpoint(self.about, *held, *episodes)
+        return notebook.checkpoint(self.about, self.steps_per_rank, self.buffers, self.discarded, self.progress)
 
     def __getstate__(self) -> dict[str, Any]:
         kept = ("_storage", "commit", "served_by", "later", "seen", "record")

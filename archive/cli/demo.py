@@ -213,7 +213,7 @@ def _demand(holds: bool, what: str) -> None:
 
 
 def _demand_equal(found: Steps, wanted: Steps, where: str) -> None:
-    from archive.views import frames
+    from archive.view import frames
 
     read, written = dict(frames.leaves(found)), dict(frames.leaves(wanted))
     _demand(read.keys() == written.keys(), f"{where} has fields {sorted(read)}, not {sorted(written)}")

@@ -205,13 +205,13 @@ def show(target: Target, episode_id: str, names: tuple[str, ...], start: int, st
 
 def _parts_of(episode: Episode, about: Mapping[str, Any], values: dict[str, Any], start: int) -> Iterator[Part]:
     """What is known, the fields, and values: numbers as NumPy prints them, the rest step by step."""
-    from archive.views import frames, summaries, texts
+    from archive.view import frames, notebook, texts
 
     counts = episode.update_counts
     known = {**about, "update_counts": counts and _between(counts[0], counts[1] - 1)}
     yield {name: value for name, value in known.items() if value not in (None, {}, [])}
     columns = ("field", "dtype", "shape", "axis")
-    rows = [(name, *summaries.kind(text)) for name, text in episode.fields.items()]
+    rows = [(name, *notebook.kind(text)) for name, text in episode.fields.items()]
     yield [dict(zip(columns, row, strict=True)) for row in rows], columns
     for path, leaf in frames.leaves(values):
         yield f"\n{output.cell(path, limit=None)}"
@@ -251,7 +251,7 @@ def sample(
     A URL that ends in rank_3 means rank 3 of the archive above it.
     """
     from archive.adapters import rlinf
-    from archive.views import frames
+    from archive.view import frames
 
     place = rlinf.where(target.url)
     arc = target.open(url=place.root)

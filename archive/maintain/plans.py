@@ -11,7 +11,6 @@ from typing import Any, Self
 from archive.base import UsageError, logger, size, tabulate, visible, written
 from archive.log import Commit
 from archive.observe import operation
-from archive.views import reports
 
 MAX_GOING = 40  # the newest checkpoints that go, in a plan for people; more are summed up
 _GOES = ("goes", "no rule wants it")
@@ -83,8 +82,10 @@ class UpkeepPlan:
         return told + (f"\n\nnothing is {self.yet} yet: plan.commit() does it" if is_open else "")
 
     def _repr_html_(self) -> str:
+        from archive.view import notebook
+
         found = {title: [dict(zip(columns, row, strict=True)) for row in rows] for title, columns, rows in self.tables}
-        return reports.plan_of(self.verb.capitalize(), self.about, found).notebook()
+        return notebook.plan_of(self.verb.capitalize(), self.about, found)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_carry": None}

@@ -23,7 +23,6 @@ from archive.base import (
 from archive.checkpoint import Checkpoint
 from archive.log import Addition, Attempt, Change, Commit, CommitLog, tablefiles
 from archive.store import Storage
-from archive.views import reports
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -86,7 +85,9 @@ class Tags(Mapping[str, Tag]):
         return [[getattr(tag, name) for name in COLUMNS] for tag in self.values()]
 
     def _repr_html_(self) -> str:
-        return reports.rows("Tags", COLUMNS, self._rows).notebook()
+        from archive.view import notebook
+
+        return notebook.rows("Tags", COLUMNS, self._rows)
 
     def __repr__(self) -> str:
         return "\n".join([one_line(f"<{len(self)} tags at {self._storage.url}>"), *tabulate(COLUMNS, self._rows)])

@@ -17,12 +17,11 @@ from archive.read.chosen import Chosen
 from archive.read.reader import Destination
 from archive.read.selection import Selection
 from archive.read.spans import Spans
-from archive.views import decoder
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from archive.views import page
+    from archive.view import notebook
 
 AHEAD_BYTES = 32 * 1024 * 1024
 MAX_EPISODES = 256
@@ -266,7 +265,7 @@ class Episode:
 
     def plot(self, fields: Any = None, start: int = 0, stop: int | None = None) -> Any:
         """Draw the curves of its numbers and a strip of its pictures; Matplotlib's Axes. Reads these fields."""
-        from archive.views import plots
+        from archive.view import plots
 
         return plots.episode(self.read(fields, start, stop), self.id)
 
@@ -277,40 +276,38 @@ class Episode:
         name of a tokenizer (package tokenizers or transformers).  max_bytes: of the page, None for no bound; pictures,
         values and text beyond it are left out, and named on the page.
         """
-        from archive.views import episodepage
+        from archive.view import pages
 
-        decode = decoder(tokenizer)
-        about, data = (self.about, self.fields, self.metadata, self.attributes), self.read(fields)
-        return episodepage.episode(*about, data, decode, max_bytes)
+        return pages.episode(self, self.alone(), fields, tokenizer, max_bytes)
 
     def watch(
         self, fields: Any = None, height: int = 640, *, tokenizer: Any = None,
         max_bytes: int | None = MAX_PAGE_BYTES,
-    ) -> page.Framed:  # fmt: skip
+    ) -> notebook.Framed:  # fmt: skip
         """The page of `to_html` within a notebook's cell, `height` pixels high."""
-        from archive.views import page
+        from archive.view import notebook
 
-        return page.Framed(self.to_html(fields, tokenizer=tokenizer, max_bytes=max_bytes), height)
+        return notebook.Framed(self.to_html(fields, tokenizer=tokenizer, max_bytes=max_bytes), height)
 
     @property
     def about(self) -> dict[str, Any]:
         """The facts about it, for people."""
-        from archive.views import summaries
+        from archive.view import notebook
 
         row = self._row
         how = "terminated" if row["terminated"] else "truncated" if row["truncated"] else None
         return {
             "id": self.id, "steps": self.length, "return": self.total_reward, "complete": self.complete,
-            "ended by": row["reason"] or how, "weights": self.model_weights_uuids, "updates": summaries.updates_of(row),
+            "ended by": row["reason"] or how, "weights": self.model_weights_uuids, "updates": notebook.updates_of(row),
             "buffer": row["buffer"], "rank": row["rank"], "env row": row["env_id"], "run": row["run"],
             "session": row["session"], "commit": row["commit"], "created at": row["created_at"],
             "labels": [f"{key} = {value}" for key, value in self.labels.items()],
         }  # fmt: skip
 
     def _repr_html_(self) -> str:
-        from archive.views import reports
+        from archive.view import notebook
 
-        return reports.episode(self.about, self.fields, self.metadata, self.attributes).notebook()
+        return notebook.episode(self.about, self.fields, self.metadata, self.attributes)
 
     def __repr__(self) -> str:
         flags = "" if self.complete else " incomplete"

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import polars
     import pyarrow as pa
 
-    from archive.views import reports
 
 __all__ = ["Attributes", "Episode", "Episodes"]
 
@@ -283,24 +282,23 @@ class Episodes(Chosen, Sequence["Episode"]):
         label: what these are called there: `axes = a.plot(label="a"); b.plot(axes, label="b")`.  y: another column of
         numbers than the return, such as "label.quality".
         """
-        from archive.views import plots
+        from archive.view import plots
 
         return plots.episodes(self.table, ax, label, y)
 
     def to_html(self, title: str = "Episodes") -> str:
         """A page of its own: distributions, and a row for each to sort and filter; beyond 200,000 rows, the
         newest. Reads no data."""
-        return self._report(title).page()
+        from archive.view import pages
+
+        return pages.episodes(self, title)
 
     def _repr_html_(self) -> str:
-        return self._report("Episodes").notebook()
-
-    def _report(self, title: str) -> reports.Report:
-        from archive.views import reports
+        from archive.view import notebook
 
         snapshot = self.reader.snapshot
         about = {"at": snapshot.storage.url, "commit": snapshot.commit.number, "uncompressed": self.size_told}
-        return reports.episodes(title, about, self.table, self.fields)
+        return notebook.episodes(about, self.table, self.fields)
 
     def __repr__(self) -> str:
         snapshot = self.reader.snapshot

@@ -8,51 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from archive.base import AccessDeniedError, ArchiveError, NotFoundError, UsageError, one_line
-from archive.view import answers
-from archive.view.answers import Shown
-from archive.view.web import Query, Reply, json_reply, text_reply
-from archive.views import page
+from archive.view import answers, pages
+from archive.view.answers import Answer
+from archive.view.shown import Shown
+from archive.view.wire import Query, Reply, json_reply, text_reply
 
-Answer = Callable[[Shown, Query], Reply]
 APP = Path(__file__).with_name("app")
 MAX_BODY = 4 * 1024 * 1024
 MAX_REASON = 2000  # characters
 logger = logging.getLogger("archive")
 
-QUESTIONS: dict[str, Answer] = {  # a GET each; {id} may have slashes
-    "about": answers.about,
-    "writable": answers.writable,
-    "episodes": answers.rows,
-    "neighbours": answers.neighbours,
-    "histograms": answers.histograms,
-    "names": answers.names,
-    "values": answers.values,
-    "check": answers.check,
-    "strip": answers.strip,
-    "distributions": answers.distributions,
-    "episode": answers.episode,
-    "pictures": answers.pictures,
-    "curves": answers.curves,
-    "steps": answers.steps,
-    "field-rows": answers.field_rows,
-    "rollout": answers.rollout,
-    "group": answers.group,
-    "labels": answers.offered,
-    "news": answers.news,
-    "page": answers.page,
-    "checkpoints": answers.checkpoints,
-    "checkpoint": answers.checkpoint,
-    "column": answers.column,
-    "tails": answers.tails,
-    "plan": answers.plan,
-    "forgetting": answers.forgetting,
-    "unlabelled": answers.next_unlabelled,
-    "said": answers.said_of,
-}
-CHANGES: dict[str, Answer] = {  # a POST each
-    "labels": answers.say,
-    "labels-of-all": answers.say_of_all,
-}
+QUESTIONS = answers.QUESTIONS | {"page": pages.page}
+CHANGES = answers.CHANGES
 
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (NotFoundError, 404),
@@ -73,7 +40,6 @@ def application(shown: Shown) -> Any:
         Route("/", lambda request: _sent(_page(first, request.scope["token"]))),
         *(Route(f"/api/{path}", _endpoint(shown, answer), methods=["GET"]) for path, answer in QUESTIONS.items()),
         *(Route(f"/api/{path}", _endpoint(shown, answer), methods=["POST"]) for path, answer in CHANGES.items()),
-        *(Route(f"/app/{name}", _own(text, kind)) for name, (text, kind) in _shared().items()),
         Mount("/app", StaticFiles(directory=APP)),
     ]
     return Starlette(routes=routes)
@@ -81,17 +47,6 @@ def application(shown: Shown) -> Any:
 
 def _page(text: str, token: str) -> Reply:
     return text_reply(text.replace("{{token}}", token), "text/html; charset=utf-8")
-
-
-def _shared() -> dict[str, tuple[str, str]]:
-    """What the pages of `archive export --html` draw conversations with, as a module and a style of this page."""
-    script = page.own("rollout.js")
-    module = f'import {{ number as readable }} from "./format.js";\n{script}\nexport {{ conversation }};\n'
-    return {"rollout.js": (module, "text/javascript"), "rollout.css": (page.own("rollout.css"), "text/css")}
-
-
-def _own(text: str, kind: str) -> Callable[[Any], Any]:
-    return lambda request: _sent(text_reply(text, f"{kind}; charset=utf-8"))
 
 
 def _endpoint(shown: Shown, answer: Answer) -> Callable[[Any], Any]:

@@ -8,9 +8,9 @@ import threading
 from typing import TYPE_CHECKING, Any, Self
 
 from archive.base import ArchiveError, MissingPackageError
-from archive.view.answers import Settings, Shown
 from archive.view.routes import application
-from archive.view.web import LOOPBACK, Server
+from archive.view.server import LOOPBACK, Server
+from archive.view.shown import Settings, Shown
 
 if TYPE_CHECKING:
     from archive import Archive

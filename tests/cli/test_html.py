@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import archive
+from tests.support.browser import held
 from tests.support.commands import call, document
 
 
@@ -21,32 +23,42 @@ def url(tmp_path: Path) -> str:
     return root
 
 
+def moved(page: Any, *, dropped: bool) -> bool:
+    """Whether the page shows a plan for two ranks that drops something, or nothing."""
+    plan = page["answers"]["plan 2"]
+    return len(plan["ranks"]) == 2 and bool(plan["moved"]) and bool(plan["dropped"]) == dropped
+
+
 @pytest.mark.parametrize(
     ("arguments", "source", "wanted"),
     [
-        (("e1",), "episode e1", "<canvas"),
-        (("best",), "episode e1", "<canvas"),
-        (("best", "--where", "return < 4"), "episode e0", "<canvas"),
-        (("step-1",), "checkpoint step-1", "Live steps"),
-        (("latest",), "checkpoint step-1", "Live steps"),
-        (("latest", "--world-size", "2"), "plan of step-1 for 2 ranks", "Who gets what"),
-        (("latest", "--world-size", "2", "--where", "return >= 4"), "plan of step-1 for 2 ranks", "Dropped"),
+        (("e1",), "episode e1", lambda page: page["films"]),
+        (("best",), "episode e1", lambda page: page["films"]),
+        (("best", "--where", "return < 4"), "episode e0", lambda page: page["films"]),
+        (("step-1",), "checkpoint step-1", lambda page: page["answers"]["checkpoint 2"]["ranks"]),
+        (("latest",), "checkpoint step-1", lambda page: page["answers"]["checkpoint 2"]["ranks"]),
+        (("latest", "--world-size", "2"), "plan of step-1 for 2 ranks", lambda page: moved(page, dropped=False)),
+        (
+            ("latest", "--world-size", "2", "--where", "return >= 4"),
+            "plan of step-1 for 2 ranks",
+            lambda page: moved(page, dropped=True),
+        ),
     ],
 )
-def test_a_page(url: str, tmp_path: Path, arguments: tuple[str, ...], source: str, wanted: str) -> None:
+def test_a_page(url: str, tmp_path: Path, arguments: tuple[str, ...], source: str, wanted: Any) -> None:
     told = document("export", url, "--html", *arguments, "-o", tmp_path / "page.html")
     assert told == {"to": str(tmp_path / "page.html"), "format": "html", "source": source}
     text = (tmp_path / "page.html").read_text("utf-8")
-    assert wanted in text
+    assert wanted(held(text))
     assert text.startswith("<!doctype html>")
 
 
 def test_a_page_of_some_fields_within_some_bytes(url: str, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
-    document("export", url, "--html", "e1", "--field", "reward", "--max-bytes", "20000", "-o", file)
-    assert file.stat().st_size <= 20000
-    assert "<canvas" not in file.read_text("utf-8")
-    assert 'data-field="reward"' in file.read_text("utf-8")
+    document("export", url, "--html", "e1", "--field", "reward", "--max-bytes", "130000", "-o", file)
+    assert file.stat().st_size <= 130_000
+    page = held(file.read_text("utf-8"))
+    assert (list(page["films"]), list(page["curves"])[:1]) == ([], ["reward"])
 
 
 def test_what_is_there_stays_unless_asked(url: str, tmp_path: Path) -> None:
@@ -57,7 +69,7 @@ def test_what_is_there_stays_unless_asked(url: str, tmp_path: Path) -> None:
     assert "--yes" in refused.stderr
     assert file.read_text() == "mine"
     document("export", url, "--html", "e1", "-o", file, "--yes")
-    assert "<canvas" in file.read_text("utf-8")
+    assert held(file.read_text("utf-8"))["films"]
 
 
 @pytest.mark.parametrize("file", ["nowhere/page.html", "."])

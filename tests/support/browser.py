@@ -7,6 +7,7 @@ import asyncio
 import base64
 import importlib.resources
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -195,6 +196,13 @@ def _told(violation: dict[str, Any]) -> str:
 
 
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
+
+
+def held(page: str) -> Any:
+    """What a page that was saved holds, as its script reads it."""
+    found = re.search(r'<script type="application/json" id="saved">(.*?)</script>', page)
+    assert found is not None
+    return json.loads(found[1])
 
 
 def visited(address: str, text: str, tmp_path: Path, look: Any) -> Page:

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 import archive
-from archive.view.answers import Shown
-from archive.view.web import Query, Reply
+from archive.view.shown import Shown
+from archive.view.wire import Query, Reply
 
 SIDE = 16
 

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any
 
-from archive.view.web import Server
+from archive.view.server import Server
 
 WAIT_S = 1.0
 

@@ -18,8 +18,8 @@ import pytest
 import archive
 from archive.base import jsontree
 from archive.view import answers
-from archive.view.answers import Shown
-from archive.view.web import Query
+from archive.view.shown import Shown
+from archive.view.wire import Query
 from tests.support.browser import Page
 from tests.support.sampling import one_in
 from tests.support.viewing import Looked
@@ -126,7 +126,7 @@ def test_nothing_acts_and_every_page_opens(archive_url: str, look: Looked, pictu
                 "[document.querySelectorAll('*').length, document.scripts.length, window.hacked ?? null,"
                 " document.documentElement.scrollWidth]"
             )
-            assert (scripts, hacked, wide) == (1, None, 1280), name
+            assert (scripts, hacked, wide) == (2, None, 1280), name  # the viewer's own, and the charts'
             assert nodes <= MOST_NODES, name
         await page.screenshot(pictures / "hostile.png")
         await _usable(page)

@@ -10,7 +10,7 @@ import archive
 from archive.base import NotFoundError, UsageError
 from archive.testing import faults
 from archive.view import Settings, answers, labels_of
-from archive.view.answers import Shown
+from archive.view.shown import Shown
 from tests.support.shown import ask, looked_at
 
 
@@ -47,7 +47,7 @@ def test_what_is_found_of_the_episodes_stays_when_a_label_is_set(shown: Shown) -
 
 
 def _nothing() -> Any:
-    from archive.view.web import Query
+    from archive.view.wire import Query
 
     return Query({})
 

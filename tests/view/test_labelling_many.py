@@ -11,7 +11,7 @@ import pytest
 import archive
 from archive.base import NotFoundError, UsageError
 from archive.view import Settings, answers, labels_of
-from archive.view.answers import Shown
+from archive.view.shown import Shown
 from tests.support.commands import call
 from tests.support.shown import ask, looked_at
 

@@ -12,8 +12,9 @@ import archive
 from archive.base import UsageError
 from archive.testing import trace
 from archive.view import answers
-from archive.view.answers import Shown, cameras
-from archive.view.answers import shown as shown_module
+from archive.view import pictures as cameras
+from archive.view import shown as shown_module
+from archive.view.shown import Shown
 from tests.support.shown import SIDE, ask, film, looked_at
 
 MB = 2**20

@@ -11,8 +11,8 @@ import pytest
 import archive
 from archive.base import NotFoundError, UsageError
 from archive.testing import trace
-from archive.view import answers
-from archive.view.answers import Shown
+from archive.view import answers, pages
+from archive.view.shown import Shown
 from tests.support.shown import ask
 
 STEPS, WIDE = 20, 500
@@ -104,7 +104,7 @@ def test_a_plan_for_any_number_of_ranks_accounts_for_each_step(shown: Shown, ran
     assert sum(steps for _, _, steps in found["moved"]) == sum(one["steps"] for one in found["ranks"])
     assert sum(one["steps"] for one in found["ranks"]) + dropped == 4 * STEPS
     for refused in (0, 100_000):
-        for answer, given in ((answers.plan, {}), (answers.page, {"what": "plan"})):
+        for answer, given in ((answers.plan, {}), (pages.page, {"what": "plan"})):
             with pytest.raises(UsageError, match=f"ranks={refused}.*1 to 1024"):
                 ask(answer, shown, number=number, ranks=refused, **given)
 

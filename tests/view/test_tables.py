@@ -12,7 +12,8 @@ import pytest
 import archive
 from archive.base import NotFoundError, UsageError
 from archive.view import answers
-from archive.view.answers import Shown, listings
+from archive.view import shown as listings
+from archive.view.shown import Shown
 from tests.support.shown import ask, looked_at
 
 

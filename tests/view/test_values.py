@@ -14,7 +14,7 @@ from archive.adapters import video
 from archive.base import FieldError, MissingPackageError, NotFoundError
 from archive.testing import trace
 from archive.view import answers
-from archive.view.answers import Shown
+from archive.view.shown import Shown
 from tests.support.shown import ask
 
 STEPS = 40

@@ -13,8 +13,8 @@ import pytest
 
 import archive
 from archive.view import answers, routes
-from archive.view.answers import Shown
-from archive.view.web import Query, Reply
+from archive.view.shown import Shown
+from archive.view.wire import Query, Reply
 from tests.support.browser import Page
 from tests.support.sampling import few_of
 from tests.support.shown import looked_at

@@ -80,7 +80,7 @@ async def _scrubbed(page: Page) -> None:
     await page.click(".slider")
     await page.until(f"{STEP} > {STEPS * 0.4} && {STEP} < {STEPS * 0.6}")
     x, y = await page.evaluate(
-        "(() => { const b = document.querySelector('canvas.curve').getBoundingClientRect();"
+        "(() => { const b = document.querySelector('.curve .u-over').getBoundingClientRect();"
         " return [b.x + b.width / 4, b.y + 9]; })()"
     )
     await page.mouse(x, y)

@@ -130,9 +130,7 @@ async def _picked(page: Page) -> None:
     await page.press("k")
     await shown(page, "step-30")
     await page.click(".column-of summary")
-    await page.until(
-        "document.querySelector('.column-of svg')?.getAttribute('aria-label').startsWith('priority: 120 numbers')"
-    )
+    await page.until("document.querySelector('.column-of .histogram')?.ariaLabel.startsWith('priority: 120 numbers')")
 
 
 async def _planned(page: Page, pictures: Path) -> None:

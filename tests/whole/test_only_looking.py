@@ -14,8 +14,8 @@ import archive
 import resharding
 from archive import Keep
 from archive.view import Settings, routes
-from archive.view.answers import Shown
-from archive.view.web import Query
+from archive.view.shown import Shown
+from archive.view.wire import Query
 from tests.support.commands import call, document, printed
 from tests.support.journals import die
 from tests.support.ticks import NEVER_S
@@ -38,6 +38,7 @@ QUESTIONS: dict[str, dict[str, str]] = {
     "rollout": {"id": "e1"},
     "group": {"id": "e1"},
     "page": {"what": "archive"},
+    "trend": {"column": "return"},
     "checkpoint": {"number": "NEWEST"},
     "tails": {"run": "main"},
     "column": {"number": "NEWEST", "name": "priority", "buffer": "replay"},

@@ -1,8 +1,36 @@
 // The address says all that is shown, so that a link brings it back: #/episodes?where=...&sort=return
 
+let kept = null; // the address of a page that was saved, in whose frame a notebook's browser may keep none
+
+/** The address, as of a link: "#/episodes?...". */
+export function hash() {
+  return kept ?? location.hash;
+}
+
+/** A page that was saved begins here; its links are followed by itself, as a frame without an address leads elsewhere. */
+export function start(at) {
+  kept = location.hash || at;
+  addEventListener("click", (event) => {
+    const link = event.target.closest("a[href^='#']");
+    if (!link || event.ctrlKey || event.metaKey) return;
+    event.preventDefault();
+    open(link.getAttribute("href"));
+  });
+  addEventListener("hashchange", () => (kept = location.hash || at));
+}
+
+function _show(next, how) {
+  if (kept !== null) kept = next;
+  try {
+    history[how](null, "", next);
+  } catch {
+    // a frame of a notebook
+  }
+}
+
 /** {page, given}: what the address says. */
 export function read() {
-  const text = location.hash.replace(/^#\/?/, "");
+  const text = hash().replace(/^#\/?/, "");
   const [path, query] = [text.split("?")[0], text.slice(text.indexOf("?") + 1)];
   const given = text.includes("?") ? Object.fromEntries(new URLSearchParams(query)) : {};
   return { page: _decoded(path) || "episodes", given };
@@ -30,8 +58,8 @@ export function go(page, given) {
 
 /** Goes to an address. */
 export function open(next) {
-  if (next === location.hash) return;
-  history.pushState(null, "", next);
+  if (next === hash()) return;
+  _show(next, "pushState");
   dispatchEvent(new PopStateEvent("popstate"));
 }
 
@@ -39,7 +67,7 @@ export function open(next) {
 export function change(given) {
   if (moved()) return; // it is another page's by now
   const now = read();
-  history.replaceState(null, "", of(now.page, { ...now.given, ...given }));
+  _show(of(now.page, { ...now.given, ...given }), "replaceState");
   arrived();
 }
 
@@ -49,16 +77,16 @@ export function turn(given) {
   go(now.page, { ...now.given, ...given });
 }
 
-let seen = location.hash;
+let seen = hash();
 
 /** What the address says is shown, or on its way. */
 export function arrived() {
-  seen = location.hash;
+  seen = hash();
 }
 
 /** Whether the address says more than anybody has looked at yet: browsers change it first. */
 export function moved() {
-  return location.hash !== seen;
+  return hash() !== seen;
 }
 
 // what says which episodes are meant, wherever they are shown

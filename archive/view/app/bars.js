@@ -1,10 +1,8 @@
 // A histogram whose bars filter: those of all episodes in grey, of those that are meant in colour.
 
-import { cut, el, svg } from "./dom.js";
+import { bars, ends } from "./charts.js";
+import { cut, el } from "./dom.js";
 import * as format from "./format.js";
-
-const WIDTH = 232;
-const HEIGHT = 46;
 
 /** found: an answer of "histograms"; onpick(condition, value): what pressing a bar asks for; value: of a bar of one. */
 export function histogram(name, title, found, onpick) {
@@ -14,51 +12,18 @@ export function histogram(name, title, found, onpick) {
 }
 
 function _numbers(name, title, found, onpick) {
-  if (!found.all.length) return el("p", { class: "quiet-text" }, "no values");
-  if (found.least === found.most && found.kind === "number")
-    return _texts(name, { ...found, values: [found.least] }, onpick);
-  const most = Math.max(...found.all);
-  const wide = WIDTH / found.all.length;
-  const show = found.kind === "time" ? format.time : format.number;
-  const bars = found.all.flatMap((all, i) => {
-    const [low, high] = [found.edges[i], found.edges[i + 1]];
-    const told = `${title} ${show(low)} to ${show(high)}: ${format.count(found.counts[i])} of ${format.count(all)}`;
-    const last = i === found.all.length - 1;
-    const run = () => onpick(_between(name, low, high, last, found.kind));
-    return [
-      _bar(i * wide, wide, all / most, "every"),
-      _bar(i * wide, wide, found.counts[i] / most, "now"),
-      svg(
-        "rect",
-        {
-          x: i * wide,
-          y: 0,
-          width: wide,
-          height: HEIGHT,
-          class: "press",
-          tabindex: all ? 0 : null,
-          role: "button",
-          "aria-label": told,
-          onclick: run,
-          onkeydown: (event) => _pressed(event, run),
-        },
-        svg("title", {}, told),
-      ),
-    ];
-  });
-  const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "histogram" }, bars);
-  const ends = [show(found.least), show(found.most)];
-  return el("div", {}, picture, el("div", { class: "ends" }, el("span", {}, ends[0]), el("span", {}, ends[1])));
-}
-
-function _bar(x, wide, part, kind) {
-  const tall = part ? Math.max(1, HEIGHT * part) : 0;
-  return svg("rect", { x, y: HEIGHT - tall, width: Math.max(wide - 1, 0.5), height: tall, class: kind });
-}
-
-function _between(name, low, high, last, kind) {
-  if (kind === "time") return null; // conditions compare no times
-  return `${name} >= ${low} and ${name} ${last ? "<=" : "<"} ${high}`;
+  const { all, counts, edges, kind, least, most } = found;
+  if (!all.length) return el("p", { class: "quiet-text" }, "no values");
+  if (least === most && kind === "number") return _texts(name, { ...found, values: [least] }, onpick);
+  const show = kind === "time" ? format.time : format.number;
+  const told = (i) =>
+    `${title} ${show(edges[i])} to ${show(edges[i + 1])}: ${format.count(counts[i])} of ${format.count(all[i])}`;
+  const pick = (i) => {
+    const upper = i === all.length - 1 ? "<=" : "<";
+    const between = `${name} >= ${edges[i]} and ${name} ${upper} ${edges[i + 1]}`;
+    onpick(kind === "time" ? null : between); // conditions compare no times
+  };
+  return el("div", {}, bars(counts, { all, told, onpick: pick }), ends(show(least), show(most)));
 }
 
 function _texts(name, found, onpick) {
@@ -84,11 +49,4 @@ function _texts(name, found, onpick) {
 function _equal(name, value) {
   if (typeof value !== "string") return `${name} = ${value}`;
   return `${name} = '${value.replaceAll("\\", "\\\\").replaceAll("'", "\\'")}'`;
-}
-
-function _pressed(event, run) {
-  if (event.key !== "Enter" && event.key !== " ") return;
-  event.preventDefault();
-  event.stopPropagation();
-  run();
 }

@@ -12,6 +12,7 @@ import * as format from "./format.js";
 import * as keys from "./keys.js";
 import { turns } from "./newest.js";
 import { planning } from "./planning.js";
+import { saved } from "./saved.js";
 import { failed } from "./status.js";
 import { timeline } from "./timeline.js";
 import { tree } from "./tree.js";
@@ -175,6 +176,7 @@ export class Page {
   plan(signal) {
     const one = this.picked;
     const why = one.whole ? "was saved without its buffers" : "is partial: not all of its ranks saved";
+    if (saved && !Object.hasOwn(saved.answers, `plan ${one.commit}`)) return null;
     if (!one.replay_saved || !one.whole)
       return fill(this.planned, el("p", { class: "quiet-text" }, `It cannot be resumed with its buffers: it ${why}.`));
     const keep = (given) => {

@@ -2,7 +2,8 @@
 
 import * as address from "./address.js";
 import { ask } from "./api.js";
-import { cut, el, fill, svg } from "./dom.js";
+import { bars, ends, trend } from "./charts.js";
+import { cut, el, fill } from "./dom.js";
 import { title } from "./episodes.js";
 import * as format from "./format.js";
 import { turns } from "./newest.js";
@@ -15,7 +16,6 @@ const GROUPS = {
   session: "sessions",
 };
 const NONE = "none"; // those without any, whom no condition of the address names
-const [WIDTH, HEIGHT] = [640, 54];
 
 export class Page {
   constructor(main, about, given, signal) {
@@ -31,11 +31,14 @@ export class Page {
     );
     this.by = _choice("by", "Groups", Object.entries(GROUPS));
     this.body = el("div", { class: "spreads", "aria-live": "polite" });
+    this.trend = el("div", {});
+    signal.addEventListener("abort", () => this.drawn?.close());
     this.node = el(
       "div",
       { class: "compare" },
       el("h1", {}, "Side by side"),
       el("p", { class: "bar" }, this.column, " by ", this.by),
+      this.trend,
       this.body,
     );
     fill(main, this.node);
@@ -56,14 +59,23 @@ export class Page {
   async load() {
     const { column = "return", by = "run" } = this.given;
     [this.column.value, this.by.value] = [column, by];
+    const signal = this.turn();
+    const asked = { ...address.scope(this.given), column, by };
     try {
-      const found = await ask("distributions", { ...address.scope(this.given), column, by }, this.turn());
-      this.draw(found, column, by);
+      this.draw(await ask("distributions", asked, signal), column, by);
+      this.drawTrend(by === "run" ? await ask("trend", asked, signal).catch(() => null) : null, column);
     } catch (error) {
       if (error.name !== "AbortError")
         fill(this.body, el("p", { class: "error-text", role: "alert" }, cut(error.message, 600)));
     }
     this.node.classList.add("ready");
+  }
+
+  /** How the column goes over the update counts, run by run. */
+  drawTrend(found, column) {
+    this.drawn?.close();
+    this.drawn = found && trend(found, title(column));
+    fill(this.trend, this.drawn?.node);
   }
 
   draw(found, column, by) {
@@ -114,39 +126,20 @@ function _group(group, edges, column, by) {
 }
 
 function _bars(group, edges) {
-  const most = Math.max(1, ...group.counts);
-  const wide = WIDTH / Math.max(1, group.counts.length);
-  const bars = group.counts.map((n, i) =>
-    svg(
-      "rect",
-      {
-        x: i * wide,
-        y: HEIGHT - (HEIGHT * n) / most,
-        width: Math.max(wide - 1, 0.5),
-        height: (HEIGHT * n) / most,
-        class: "now",
-      },
-      svg("title", {}, `${format.number(edges[i])} to ${format.number(edges[i + 1])}: ${format.count(n)}`),
-    ),
-  );
-  const span = edges.at(-1) - edges[0] || 1;
-  const at = (value) => ((value - edges[0]) / span) * WIDTH;
-  const box = group.quartiles
-    ? [
-        svg("rect", {
-          x: at(group.quartiles[1]),
-          y: HEIGHT + 2,
-          width: Math.max(1, at(group.quartiles[3]) - at(group.quartiles[1])),
-          height: 5,
-          class: "box",
-        }),
-        svg("rect", { x: at(group.quartiles[2]) - 1, y: HEIGHT, width: 2, height: 9, class: "median" }),
-      ]
-    : [];
+  const told = (i) => `${format.number(edges[i])} to ${format.number(edges[i + 1])}: ${format.count(group.counts[i])}`;
+  const at = (value) => (100 * (value - edges[0])) / (edges.at(-1) - edges[0] || 1);
+  const mark = (kind, from, to) =>
+    el("span", { class: kind, style: { left: `${at(from)}%`, width: `${at(to) - at(from)}%` } });
+  const [, low, median, high] = group.quartiles ?? [];
   return el(
     "div",
-    {},
-    svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT + 10}`, class: "histogram", "aria-hidden": "true" }, bars, box),
-    el("div", { class: "ends" }, el("span", {}, format.number(edges[0])), el("span", {}, format.number(edges.at(-1)))),
+    { "aria-hidden": "true" },
+    bars(group.counts, { told }),
+    el(
+      "div",
+      { class: "quartiles" },
+      group.quartiles ? [mark("box", low, high), mark("median", median, median)] : null,
+    ),
+    ends(format.number(edges[0]), format.number(edges.at(-1))),
   );
 }

@@ -44,6 +44,27 @@ export function add(node, ...children) {
   return node;
 }
 
+/** A table: heads (none without), rows of texts or nodes, of which the first column names the row where there are heads;
+ * numbers: the column from which on they are numbers. A row may be {class, cells}. */
+export function table(heads, rows, { numbers = Infinity, ...given } = {}) {
+  const number = (i) => (i >= numbers ? "number" : null);
+  const head = el(
+    "tr",
+    {},
+    heads.map((name, i) => el("th", { scope: "col", class: number(i) }, name)),
+  );
+  const body = rows.map((row) => {
+    const { cells = row, ...own } = Array.isArray(row) ? {} : row;
+    return el(
+      "tr",
+      own,
+      cells.map((cell, i) => el("td", { class: number(i) }, cell)),
+    );
+  });
+  const kind = { ...given, class: `plain ${given.class ?? ""}` };
+  return el("table", kind, heads.length ? el("thead", {}, head) : null, el("tbody", {}, body));
+}
+
 /** Replaces what is in a node. */
 export function fill(node, ...children) {
   node.replaceChildren();

@@ -17,6 +17,8 @@ import { Values } from "./values.js";
 
 const ADDRESS_MS = 250; // after which the address has the step, too
 
+let marked = null; // the episode that is compared with the next one
+
 export class Page {
   constructor(main, about, given, signal) {
     Object.assign(this, { main, given, left: signal, turn: turns(signal), open: [] });
@@ -139,7 +141,7 @@ export class Page {
   }
 
   head() {
-    this.back = el("a", { href: this.origin(), class: "back" }, "← episodes");
+    this.back = el("a", { href: this.origin(), class: "back only-served" }, "← episodes");
     const to = (way, title, mark) => el("button", { onclick: () => this.beside(way), "aria-label": title }, mark);
     return el(
       "header",
@@ -246,14 +248,14 @@ export class Page {
 
   /** Marks this one for a comparison; with one that was marked before, shows both. */
   compare() {
-    const before = sessionStorage.getItem("compare");
+    const before = marked;
     const { commit, checkpoint } = this.asked;
     if (!before || before === this.given.id) {
-      sessionStorage.setItem("compare", this.given.id);
+      marked = this.given.id;
       say("marked: press x at another episode to see both side by side");
       return;
     }
-    sessionStorage.removeItem("compare");
+    marked = null;
     address.go("together", { commit, checkpoint, ids: JSON.stringify([before, this.given.id]) });
   }
 
@@ -286,6 +288,21 @@ export class Page {
       section("About", true, facts.facts(about)),
       section("Which weights made which steps", parts.length > 1, facts.parts(parts, this.cursor)),
     );
+    const { whole = {}, left_out: left } = this.found; // of a page that was saved
+    if (Object.keys(whole).length) this.side.append(section("Of the whole episode", true, facts.facts(whole)));
+    if (left)
+      this.side.prepend(
+        el(
+          "section",
+          { class: "left" },
+          el("h3", {}, left.why),
+          el(
+            "ul",
+            {},
+            left.what.map((one) => el("li", {}, one)),
+          ),
+        ),
+      );
     const trees = facts.trees(this.found);
     if (trees.length) this.side.append(section("Metadata", true, trees));
     this.side.append(

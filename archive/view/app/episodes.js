@@ -4,11 +4,12 @@ import * as address from "./address.js";
 import { ask, askTable, Refused } from "./api.js";
 import { histogram } from "./bars.js";
 import { Conditions } from "./conditions.js";
-import { el, fill } from "./dom.js";
+import { add, el, fill } from "./dom.js";
 import * as format from "./format.js";
 import { Grid } from "./grid.js";
 import * as keys from "./keys.js";
 import { LabelMany } from "./labelmany.js";
+import { saved } from "./saved.js";
 import { Scopes } from "./scopes.js";
 import { turns } from "./newest.js";
 import { failed } from "./status.js";
@@ -82,7 +83,11 @@ export class Page {
     });
     this.pictures = el(
       "button",
-      { "aria-keyshortcuts": "p", onclick: () => this.change({ pictures: this.given.pictures ? "" : "1" }) },
+      {
+        class: "only-served",
+        "aria-keyshortcuts": "p",
+        onclick: () => this.change({ pictures: this.given.pictures ? "" : "1" }),
+      },
       "pictures",
     );
     fill(
@@ -207,6 +212,7 @@ export class Page {
         this.count,
         count === all ? format.counted(all, "episode") : `${format.count(count)} of ${format.counted(all, "episode")}`,
       );
+      if (saved?.left) add(this.count, `, ${saved.left}`);
       this.grid.say(count ? "" : all ? "No episode meets the condition." : "There are no episodes yet.");
     } catch (error) {
       if (error.name === "AbortError" && !this.signal.aborted) return this.loading; // by a newer one

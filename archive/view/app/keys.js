@@ -24,8 +24,8 @@ export function bind(title, list, signal) {
 
 /** Another page is on its way: keys wait for it. Those that were pressed for one that was given up are left out. */
 export function wait() {
-  if (leading) for (const key of queue) key.at = location.hash;
-  else _leaveOut((key) => key.at !== location.hash);
+  if (leading) for (const key of queue) key.at = address.hash();
+  else _leaveOut((key) => key.at !== address.hash());
   loading = true;
 }
 
@@ -68,7 +68,7 @@ addEventListener("keydown", (event) => {
   if (!(waits ? USED.test(pressed) : _found(pressed))) return;
   event.preventDefault();
   if (waits && event.repeat) return; // a key that is held down goes at the pace of what it does
-  queue.push({ pressed, at: location.hash });
+  queue.push({ pressed, at: address.hash() });
   _run();
 });
 
@@ -97,7 +97,8 @@ async function _press(pressed) {
 
 function _type(field, pressed) {
   const key = pressed === "Space" ? " " : pressed;
-  if (key.length === 1) document.execCommand("insertText", false, key); // as somebody who types: it can be undone
+  if (key.length === 1)
+    document.execCommand("insertText", false, key); // as somebody who types: it can be undone
   else field.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
 }
 

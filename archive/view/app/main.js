@@ -6,6 +6,7 @@ import { cut, el, fill } from "./dom.js";
 import * as keys from "./keys.js";
 import { book } from "./labelbook.js";
 import { Live } from "./live.js";
+import { saved } from "./saved.js";
 import * as sharing from "./sharing.js";
 import { clear, say } from "./status.js";
 
@@ -27,6 +28,10 @@ const TABS = [
   ["wall", "Newest"],
 ];
 
+const SERVED = [
+  { keys: ["f"], does: "follow new commits, or no longer", run: () => live.toggle() },
+  { keys: ["e"], does: "save what is on screen as a single page", run: () => void sharing.save() },
+];
 const MOST = 1000; // characters of a reason
 
 let about = null;
@@ -35,23 +40,24 @@ let byWall = false; // new commits are followed because the wall is shown, not b
 let shown = { key: null, name: null, page: null, loaded: null, stop: new AbortController() };
 
 async function start() {
+  document.body.classList.toggle("saved", Boolean(saved));
+  if (saved) address.start(saved.at);
   // the token has opened the page: it need not stay in the address bar, nor in the history
-  if (location.search) history.replaceState(null, "", location.pathname + location.hash);
+  else if (location.search) history.replaceState(null, "", location.pathname + location.hash);
   try {
     about = await ask("about", { commit: address.read().given.commit });
   } catch (error) {
     addEventListener("hashchange", start, { once: true });
     return cannot(error, start);
   }
-  document.title = `${about.url} · archive`;
+  if (!saved) document.title = `${about.url} · archive`;
   live = new Live({ commit: about.newest, onnews: news, onstate: () => top() });
-  book.start(about);
-  book.follow((commit) => commit !== undefined && saved(commit));
+  if (!saved) book.start(about);
+  book.follow((commit) => commit !== undefined && labelled(commit));
   keys.bind("Everywhere", [
     { keys: ["?"], does: "this help", soon: true, run: keys.help },
-    { keys: ["f"], does: "follow new commits, or no longer", run: () => live.toggle() },
-    { keys: ["e"], does: "save what is on screen as a single page", run: () => void sharing.save() },
     { keys: ["l"], does: "copy the command that leads back here", run: () => void sharing.link(about) },
+    ...(saved ? [] : SERVED),
   ]);
   addEventListener("hashchange", show);
   addEventListener("popstate", show);
@@ -99,7 +105,7 @@ async function open(mine, given) {
 }
 
 /** Labels were saved, which is a commit that is no news to this page. */
-async function saved(commit) {
+async function labelled(commit) {
   live.known(commit);
   about = { ...about, commit };
   top();
@@ -165,7 +171,7 @@ async function news(commit) {
 
 function top() {
   const { page, given } = address.read();
-  const tabs = TABS.map(([name, title]) =>
+  const tabs = TABS.filter(([name]) => !saved || saved.pages.includes(name)).map(([name, title]) =>
     el("a", { href: address.of(name, address.scope(given)), "aria-current": name === page ? "page" : null }, title),
   );
   const at = given.commit ? `as of commit ${given.commit}` : `commit ${about.commit}`;
@@ -176,19 +182,18 @@ function top() {
     el("strong", { class: "url", title: about.url }, about.url),
     el("nav", { "aria-label": "Pages" }, tabs),
     el("span", { class: "commit" }, at),
-    el(
-      "button",
-      {
-        "aria-pressed": String(live.on),
-        disabled: about.pinned,
-        "aria-keyshortcuts": "f",
-        onclick: () => live.toggle(),
-      },
-      live.on ? "● live" : "○ live",
-    ),
+    saved ? el("span", { class: "quiet-text" }, "saved page") : _following(),
     el("button", { class: "quiet", onclick: keys.help, "aria-label": "Help: all keys", "aria-keyshortcuts": "?" }, "?"),
   );
   bar.querySelectorAll("a, button")[focused]?.focus(); // who pressed one of them is still there
+}
+
+function _following() {
+  return el(
+    "button",
+    { "aria-pressed": String(live.on), disabled: about.pinned, "aria-keyshortcuts": "f", onclick: () => live.toggle() },
+    live.on ? "● live" : "○ live",
+  );
 }
 
 start();

@@ -4,6 +4,7 @@ import { ask } from "./api.js";
 import { cut, el, fill } from "./dom.js";
 import { flow, rankBars } from "./flow.js";
 import * as format from "./format.js";
+import { saved } from "./saved.js";
 import { say } from "./status.js";
 
 const POLICIES = ["balanced", "interleaved", "by_trajectory"];
@@ -18,12 +19,13 @@ export function planning(node, one, asked, { ranks, policy }, onchange, signal) 
     value: ranks ?? one.world_size,
     "aria-label": "Target ranks",
     id: "target-ranks",
+    disabled: Boolean(saved),
     onchange: () => changed(),
     onkeydown: (event) => event.key === "Enter" && wanted.blur(),
   });
   const how = el(
     "select",
-    { "aria-label": "Policy", onchange: () => changed() },
+    { "aria-label": "Policy", class: "only-served", onchange: () => changed() },
     POLICIES.map((name) => el("option", { value: name }, name)),
   );
   how.value = POLICIES.includes(policy) ? policy : POLICIES[0];

@@ -1,7 +1,7 @@
 // An episode as it is played: its pictures, what was said, its curves. All follow one cursor.
 
 import { ask } from "./api.js";
-import { Chart } from "./curves.js";
+import { Chart } from "./charts.js";
 import { cut, el, fill } from "./dom.js";
 import { Exact } from "./exact.js";
 import { Film } from "./films.js";

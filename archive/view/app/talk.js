@@ -1,5 +1,4 @@
 // A language rollout: turns with their tokens, coloured by what is known of them; calls of tools as trees.
-// It is drawn by what draws the single pages, too (archive/views/rollout.js).
 
 import { conversation } from "./rollout.js";
 import { ask } from "./api.js";
@@ -30,7 +29,7 @@ export async function talk(given, cursor, signal) {
       : el(
           "p",
           { class: "quiet-text" },
-          "Tokens are shown by their ids; archive view --tokenizer NAME shows their text.",
+          "Tokens are shown by their ids: --tokenizer NAME, or tokenizer= in Python, shows their text.",
         );
   const node = el(
     "section",

@@ -22,9 +22,7 @@ export class Page {
 
   async load() {
     const ids = this._ids();
-    const found = await Promise.all(
-      ids.slice(0, MOST).map((id) => ask("episode", { ...this.asked, id }, this.signal)),
-    );
+    const found = await Promise.all(ids.slice(0, MOST).map((id) => ask("episode", { ...this.asked, id }, this.signal)));
     if (!found.length)
       return void fill(this.main, el("p", {}, "There are no episodes to compare: mark one by x, another by x."));
     const longest = Math.max(1, ...found.map((one) => one.length));

@@ -44,7 +44,7 @@ export class Values {
             "tr",
             {},
             el("th", { scope: "row" }, cut(name, 60)),
-            el("td", {}, el("code", {}, cut(texts[0] ?? "", 240))),
+            el("td", {}, el("code", {}, cut(texts[0] ?? "", 20_000))),
           ),
         ),
         found.more

@@ -2,7 +2,7 @@
 
 import * as address from "./address.js";
 import { ask, askTable } from "./api.js";
-import { Chart } from "./curves.js";
+import { Chart } from "./charts.js";
 import { cut, el, fill } from "./dom.js";
 import { Film } from "./films.js";
 import * as format from "./format.js";
