@@ -14,6 +14,7 @@ import struct
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Self
 
@@ -22,6 +23,7 @@ from aiohttp import web
 from yarl import URL
 
 from archive.testing.s3roots import KEY, REGION, SECRET
+from tests.support import servers
 
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "upgrade", "expect", "proxy-authorization"}
 _NOT_ADDED = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
@@ -110,17 +112,15 @@ class FaultProxy:
     endpoint: str = ""
 
     def __enter__(self) -> Self:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="fault-proxy", daemon=True)
+        begun: Future[None] = Future()
+        self._thread = threading.Thread(target=asyncio.run, args=(self._serve(begun),), name="fault-proxy", daemon=True)
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
+        begun.result(10)
         return self
 
     def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join(10)
-        self._loop.close()
 
     def add(self, action: str, **settings: Any) -> Fault:
         """From now on, break requests like this."""
@@ -137,22 +137,26 @@ class FaultProxy:
         """The methods of the requests seen so far."""
         return [seen.method for seen in self.log]
 
-    async def _start(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=120)
-        self._client = aiohttp.ClientSession(
-            auto_decompress=False, timeout=timeout, connector=aiohttp.TCPConnector(limit=256)
-        )
+    async def _serve(self, begun: Future[None]) -> None:
+        """Serve until it is over. The loop of this coroutine then cancels requests whose clients have left, and waits
+        for them: a connection that one of these was making would stay open."""
+        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        timeout, connector = aiohttp.ClientTimeout(total=120), aiohttp.TCPConnector(limit=256)
         app = web.Application(client_max_size=2**30)
         app.router.add_route("*", "/{tail:.*}", self._handle)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.endpoint = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-
-    async def _stop(self) -> None:
-        await self._runner.cleanup()
-        await self._client.close()
+        runner, listening = web.AppRunner(app, access_log=None, shutdown_timeout=0.1), servers.listening()
+        async with aiohttp.ClientSession(auto_decompress=False, timeout=timeout, connector=connector) as self._client:
+            try:
+                await runner.setup()
+                await web.SockSite(runner, listening).start()
+            except BaseException as e:
+                begun.set_exception(e)
+                raise
+            self.endpoint = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            begun.set_result(None)
+            await self._over.wait()
+            await servers.accepted(listening)
+            await runner.cleanup()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         fault = next((one for one in self.faults if one.takes(request)), Fault("pass"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -65,6 +66,19 @@ def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [int(one.getsockname()[1]) for one in sockets]
+
+
+def listening() -> socket.socket:
+    """A socket that listens on a port of its choice."""
+    return socket.create_server(("127.0.0.1", 0))
+
+
+async def accepted(listening: socket.socket) -> None:
+    """Take no more connections, and wait until the loop's server knows those that were taken. It drops those that it
+    gets to know after it was closed, and their sockets stay open until garbage is collected."""
+    asyncio.get_running_loop().remove_reader(listening)
+    for _ in range(5):
+        await asyncio.sleep(0)
 
 
 @contextlib.contextmanager
