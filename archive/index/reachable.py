@@ -1,6 +1,6 @@
 """The objects that a commit leads to, from commits and tables alone: data is never read, and nothing is listed.
 
-archive/FORMAT.md, Letting go, says what that is. Requests and memory are in proportion to the tables.
+archive/FORMAT.md, Retention, defines them. Requests and memory are in proportion to the tables.
 """
 
 from __future__ import annotations
