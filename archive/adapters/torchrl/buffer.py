@@ -14,6 +14,7 @@ from archive.adapters.torchrl.placement import Placement, room_for
 from archive.adapters.torchrl.tracker import Keys
 from archive.base import UsageError
 from archive.checkpoint import Checkpoint, Pending
+from archive.fields import trees
 from archive.write import Buffer
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 
 SYSTEM = "torchrl"
+_TICK_BYTES = 1024 * 1024  # of one value of the state
 
 
 class TorchBuffer(LiveBuffer):
@@ -64,7 +66,7 @@ class TorchBuffer(LiveBuffer):
             columns |= sampler.columns(found.live)
             tick[name] = sampler.state()
         state = tick | {"extras": states.rest_of(parts, self._queue)}
-        return Saved(columns, {"trajectory": found.ids} if found.ids else {}, state, tick)
+        return Saved(columns, {"trajectory": found.ids} if found.ids else {}, state, _lean(tick))
 
     def prepared(self, share: Share, part: ShareBuffer, states: Mapping[int, Any]) -> tuple[Cells, Placement]:
         cells = cells_of(self.parts)
@@ -79,6 +81,18 @@ class TorchBuffer(LiveBuffer):
 
     def put(self, ready: tuple[Cells, Placement]) -> Report:
         return restored.restore(self.parts, *ready)
+
+
+def _lean(state: dict[str, Any]) -> dict[str, Any]:
+    """The state without what is too large to be journaled at each tick; a restore makes it of the columns, or anew."""
+    parts = {name: part for name, part in state.items() if isinstance(part, dict)}
+    return state | {
+        name: {key: v for key, v in part.items() if _nbytes(v) <= _TICK_BYTES} for name, part in parts.items()
+    }
+
+
+def _nbytes(value: Any) -> int:
+    return sum(array.nbytes for array in trees.flatten(value, copy=False)[1].values())
 
 
 def _buffers(objects: Any, **options: Any) -> dict[str, TorchBuffer]:

@@ -174,7 +174,7 @@ class Once(Other):
                 ("drop_last", bool),
             ):
                 setattr(sampler, name, kind(values[name]))
-            self._set_order(own["order"] if isinstance(self, TrajectoriesOnce) else _ordered(placed))
+            self._set_order(own.get("order") if isinstance(self, TrajectoriesOnce) else _ordered(placed))
             return []
         if "remaining" not in placed.columns:
             return ["the checkpoint has no order of what is yet to be drawn: it is drawn anew"]
@@ -363,7 +363,7 @@ def restore_rest(parts: Parts, placed: Placement) -> tuple[int, list[str]]:
     """Give a buffer the rest of its state: how many prefetched batches were dropped, and notes for people."""
     rb, own, known = parts.rb, placed.own("extras"), placed.states("extras")
     if own:
-        _restore_rng(rb, own["rng"])
+        _restore_rng(rb, own.get("rng"))
         rb._batch_size, rb._consume_after_n_samples = own["batch_size"], own["consume_after_n_samples"]
         dropped = _restore_queue(rb, own["prefetch"]["queue"])
     else:
@@ -386,7 +386,7 @@ def _restore_rng(rb: Any, saved: Any) -> None:
 
 def _new_rng(rb: Any, known: Sequence[Any], seed: int, name: str) -> None:
     """A seed of its own for each buffer on each rank; buffers without a generator keep to the process's."""
-    if rb._rng is None and not any(s["rng"] for s in known):
+    if rb._rng is None and not any(s.get("rng") for s in known):
         return
     if rb._rng is None:
         rb.set_rng(torch.Generator())
@@ -395,13 +395,13 @@ def _new_rng(rb: Any, known: Sequence[Any], seed: int, name: str) -> None:
 
 
 def _restore_transform(rb: Any, own: Any, known: Sequence[Any]) -> list[str]:
-    state: Any = next((s["transform"] for s in ([own] if own else known)), {})
+    state: Any = next((s.get("transform", {}) for s in ([own] if own else known)), {})
     if not state:
         return []
     if rb._transform is None or not rb._transform.state_dict():
         return ["the saved transforms have state, this buffer's have none: it is not used"]
     load_state(rb._transform, state)
-    if not own and len({_fingerprint(s["transform"]) for s in known}) > 1:
+    if not own and len({_fingerprint(s.get("transform", {})) for s in known}) > 1:
         return ["the transforms of the source ranks differ in state: that of the first rank is used"]
     return []
 

@@ -27,6 +27,7 @@ from torchrl.data import (  # isort: skip
     SamplerWithoutReplacement,
     TensorDictMaxValueWriter,
 )
+from torchrl.data.replay_buffers.samplers import ConsumingSampler  # isort: skip
 
 
 def opened() -> archive.Archive:
@@ -94,6 +95,26 @@ def job(arc: archive.Archive, rank: int, world_size: int, rb: Any) -> archive.Wr
     train(rb, 1000 * rank + 10, 20)
     w.sync()
     return w
+
+
+def test_what_is_too_large_for_each_tick_is_made_of_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("archive.adapters.torchrl.buffer._TICK_BYTES", 0)
+
+    def make(seed: int) -> Any:
+        return buffer(40, sampler=ConsumingSampler(max_sample_count=3), seed=seed, batch_size=4)
+
+    arc, rb, other = opened(), make(0), make(1)
+    w = arc.writer(0, 1, journal_s=NEVER_S)
+    rb.extend(steps(0, 30))
+    torchrl.follow(rb, w)
+    for _ in range(12):
+        rb.sample()
+    w.sync()
+    torchrl.restore(other, abandoned(arc, w).recover(), rank=0)
+    assert same(other[:], rb[:])
+    counts = [one._sampler._sample_count[: len(rb)].tolist() for one in (rb, other)]
+    assert counts[0] == counts[1]
+    assert max(counts[0]) > 0
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -179,7 +200,7 @@ def test_what_cannot_be_taken_in_is_raised_by_the_next_call() -> None:
 
 
 def test_a_writer_without_a_journal_follows_nothing() -> None:
-    with opened().writer(0, 1) as w, pytest.raises(archive.UsageError, match="keeps no journal"):
+    with opened().writer(0, 1) as w, pytest.raises(archive.UsageError, match="journal_s="):
         torchrl.follow(buffer(50), w)
 
 
