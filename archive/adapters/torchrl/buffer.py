@@ -54,11 +54,11 @@ class TorchBuffer(LiveBuffer):
 
     def append(self, part: Buffer) -> Saved:
         parts, found = self.parts, tracker.append(part, self.parts, self.asked, verify=self.verify)
-        columns = tracker.columns_of(found) | states.writer_columns(parts, found.live)
+        columns = found.columns | states.writer_columns(parts, found.live)
         tick: dict[str, Any] = {
             "system": SYSTEM,
             "version": 1,
-            "storage": tracker.storage_state(parts, found),
+            "storage": found.state,
             "writer": states.writer_state(parts),
             "extras": states.rest_of(parts, ()),
         }

@@ -14,7 +14,7 @@ from archive.adapters.torchrl.cells import INDEX
 from archive.adapters.torchrl.lists import Cells, cells_of
 from archive.adapters.torchrl.parts import Parts, module
 from archive.adapters.torchrl.placement import NO_STEPS, Placement
-from archive.adapters.torchrl.tracker import NONE, Record, forget_all, restored
+from archive.adapters.torchrl.tracker import NONE, Tracker, forget_all, restored
 from archive.arrays import Ints, run_starts, spans
 from archive.fields import Path, leaves, nests, unflatten
 from archive.read import Gather
@@ -51,10 +51,11 @@ def _fill(parts: Parts, cells: Cells, placed: Placement) -> Report:
     cells.finish(placed.rows)
     notes = _restore_parts(parts, cells, placed)
     dropped, more = states.restore_rest(parts, placed)
-    record = _record(cells, placed)
-    record.closed[np.union1d(closed, reclosed)] = True
-    record.renumbered[renumbered] = True
-    restored(parts.storage, placed.part, record).start(cells_of(parts))
+    tracker = _tracker(cells, placed)
+    tracker.closed[np.union1d(closed, reclosed)] = True
+    tracker.renumbered[renumbered] = True
+    restored(parts.storage, placed.part, tracker)
+    tracker.start(cells_of(parts))
     if placed.own("storage") and int(placed.layout.open.sum()) > len(closed):
         notes.append("unfinished episodes go on; where environments begin anew, restore with unfinished='close'")
     gone = placed.part.dropped
@@ -147,19 +148,19 @@ def _renumber(cells: Cells, placed: Placement) -> Ints:
     return np.asarray(placed.cell[chosen])
 
 
-def _record(cells: Cells, placed: Placement) -> Record:
+def _tracker(cells: Cells, placed: Placement) -> Tracker:
     """What a writer that goes on from the share knows already."""
     layout, where = placed.layout, placed.cells
-    record = Record.of(placed.rows * placed.width)
+    tracker = Tracker(placed.rows * placed.width)
     env, position, length = (np.asarray(c, np.int64) for c in (layout.env_id, layout.position, layout.length))
-    record.env[where] = env[placed.unit][placed.placed]
-    record.position[where] = spans(position, length)[placed.placed]
-    record.hashes, record.form, record.moved = cells.hashes(), cells.form(), placed.moved
+    tracker.env[where] = env[placed.unit][placed.placed]
+    tracker.position[where] = spans(position, length)[placed.placed]
+    tracker.hashes, tracker.form, tracker.moved = cells.hashes(), cells.form(), placed.moved
     if cells.listed:
-        record.signatures[where] = cells.signatures(where)
+        tracker.signatures[where] = cells.signatures(where)
     if placed.unfinished == "close":
-        record.to_close = np.unique(env[layout.open]).tolist()
-    return record
+        tracker.to_close = np.unique(env[layout.open]).tolist()
+    return tracker
 
 
 # -- reading ----------------------------------------------------------------------------------------------------

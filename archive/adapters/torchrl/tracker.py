@@ -8,7 +8,7 @@ those that changed; else digests of all rows are compared with those of the last
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from archive.adapters import Digests, Tracked, declare
 from archive.adapters.torchrl.lists import Cells, ListCells, cells_of
 from archive.adapters.torchrl.parts import Parts, module
-from archive.arrays import Ints, run_heads, run_starts, spans
+from archive.arrays import Ints, Steps, run_heads, run_starts, spans
 from archive.base import FieldError, UsageError, cached_property, show
 from archive.fields import Array, Path
 from archive.torch import ring
@@ -110,7 +110,7 @@ def marks_of(cells: Cells, keys: Keys, order: Ints, *, wrapped: bool) -> Marks:
 
 
 def _flags(cells: Cells, path: Path | None) -> Mask:
-    """Whether each cell has anything but 0 in a field of numbers; a fresh array."""
+    """True where a cell has anything but 0 in a field of numbers; a fresh array."""
     count = cells.rows * cells.columns
     values = None if path is None else cells.flat(path)
     if values is None or values.dtype.kind not in "biu" or not count:
@@ -137,38 +137,41 @@ _OF_NO_STEP = {
 }
 
 
-@dataclass
-class Record:
-    """Where the step of each cell stands in the archive; position NONE: it is not there."""
+class Tracker:
+    """Where the step of each cell stands in the archive, for one buffer of one writer; position NONE: it is not there.
+
+    It is attached to a storage, which notifies it of each write.
+    closed: ended by a restore, though the step in the archive does not say so.  renumbered: its trajectory has another
+    id here than in the archive.  signatures: of storages of items, what each was made of when it was appended, as
+    sampling adds fields to some.  hashes, form: digests of all rows, and the fields that all cells had, then.
+    moved: steps lie in other slots than those that their field "index" says in the archive.
+    to_close: env rows whose open episode does not go on.  keys: that tell trajectories apart; asked: those given.
+    """
 
     env: Ints
     position: Ints
-    closed: Mask  # ended by a restore, though the step in the archive does not say so
-    renumbered: Mask  # its trajectory has another id here than in the archive
-    signatures: Any  # of storages of items: what each was made of when it was appended; sampling adds fields to some
-    hashes: Digests = field(default_factory=lambda: np.zeros(0, np.uint64))
-    moved: bool = False  # steps lie in other slots than those that their field "index" says in the archive
-    to_close: list[int] = field(default_factory=list)  # env rows whose open episode does not go on
-    keys: Keys | None = None  # that tell trajectories apart
-    asked: Keys | None = None  # those that it was given
-    form: Any = None  # the fields that all cells had when they were appended, with dtypes and shapes
+    closed: Mask
+    renumbered: Mask
+    signatures: Any
 
-    @classmethod
-    def of(cls, cells: int) -> Record:
-        """Of cells that are not in the archive."""
-        every: dict[str, Any] = {name: np.full(cells, value) for name, value in _OF_NO_STEP.items()}
-        return cls(**every)
-
-    def resized(self, cells: int) -> None:
-        """As many entries as there are cells now."""
-        more = max(0, cells - len(self.position))
+    def __init__(self, cells: int = 0) -> None:
+        """cells: how many there are, none of which is in the archive."""
         for name, value in _OF_NO_STEP.items():
-            setattr(self, name, np.r_[getattr(self, name)[:cells], np.full(more, value)])
+            setattr(self, name, np.full(cells, value))
+        self.hashes: Digests = np.zeros(0, np.uint64)
+        self.form: Any = None
+        self.moved = False
+        self.to_close: list[int] = []
+        self.keys: Keys | None = None
+        self.asked: Keys | None = None
+        self._revision = -1
+        self._explained = 0  # by how much the revision has grown for the writes that it was notified of
+        self._marks: list[Ints | slice] = []  # rows that were written
+        self._listed = False
 
-    def forget(self, cells: Mask) -> None:
-        """The steps in these cells are not those in the archive."""
-        self.position[cells] = NONE
-        self.closed[cells] = self.renumbered[cells] = False
+    def __getstate__(self) -> dict[str, Any]:
+        """In another process nobody knows of the storage: all of it is new there."""
+        return vars(Tracker())
 
     @property
     def live(self) -> Ints:
@@ -176,33 +179,29 @@ class Record:
         cells = np.flatnonzero(self.position != NONE)
         return cells[np.lexsort((self.position[cells], self.env[cells]))]
 
+    def forget(self, cells: Mask) -> None:
+        """There are so many cells, and the steps in these are not those in the archive."""
+        more = max(0, len(cells) - len(self.position))
+        for name, value in _OF_NO_STEP.items():
+            setattr(self, name, np.r_[getattr(self, name)[: len(cells)], np.full(more, value)])
+        self.position[cells] = NONE
+        self.closed[cells] = self.renumbered[cells] = False
 
-class Tracker:
-    """Attached to a storage, which notifies it of each write. It belongs to one buffer of one archive writer."""
-
-    def __init__(self, record: Record | None) -> None:
-        self.record = record
-        self.revision = -1
-        self.explained = 0  # by how much the revision has grown for the writes that it was notified of
-        self._marks: list[Ints | slice] = []  # rows that were written
-        self._listed = False
+    # -- what has changed ---------------------------------------------------------------------------------------
 
     def start(self, cells: Cells) -> None:
         """The writes from now on explain what changes."""
-        self.revision = int(cells.storage._mutation_revision)
-        self.explained = 0
+        self._revision = int(cells.storage._mutation_revision)
+        self._explained = 0
         self._marks = []
         self._listed = cells.listed
 
     def mark_update(self, index: Any) -> None:
         """Called by the storage's writers, with the rows (or coordinates) that they wrote."""
-        if self.record is None:
-            self._marks = []
-            return
         rows = np.asarray(index.detach().cpu() if hasattr(index, "detach") else index)
         rows = rows[:, 0] if rows.ndim > 1 else rows.reshape(-1)
         valid = rows[rows >= 0]
-        self.explained += len(valid) if self._listed else int(len(valid) > 0)
+        self._explained += len(valid) if self._listed else int(len(valid) > 0)
         if len(valid):
             run = (np.diff(valid) == 1).all()
             self._marks.append(slice(int(valid[0]), int(valid[-1]) + 1) if run else np.unique(valid))
@@ -211,50 +210,35 @@ class Tracker:
 
     def changed(self, cells: Cells, *, verify: bool) -> tuple[Mask, Digests]:
         """Rows in use that may differ from what was saved, and the digests of all rows."""
-        saved = np.zeros(0, np.uint64) if self.record is None else self.record.hashes
-        if self.record is not None and self.record.form != cells.form():
-            saved = saved[:0]  # a field that came later is one that all cells have, whatever was written to them
+        # a field that came later is one that all cells have, whatever was written to them
+        saved = self.hashes if self.form == cells.form() else self.hashes[:0]
         known = min(len(saved), cells.rows)
         out = np.ones(cells.rows, bool)
-        if int(cells.storage._mutation_revision) - self.revision == self.explained and not verify and known:
+        if int(cells.storage._mutation_revision) - self._revision == self._explained and not verify and known:
             out[:known] = False
             for mark in self._marks:
                 out[mark if isinstance(mark, slice) else mark[mark < cells.rows]] = True
-            return out, _patched(saved[:known], cells, out)
+            hashes = np.zeros(cells.rows, np.uint64)
+            hashes[:known] = saved[:known]
+            hashes[out] = cells.hashes(np.flatnonzero(out))
+            return out, hashes
         hashes = cells.hashes()
         out[:known] = hashes[:known] != saved[:known]
         return out, hashes
 
     def idle(self, cells: Cells) -> bool:
-        """Whether nothing at all was written since the last save."""
-        same = int(cells.storage._mutation_revision) == self.revision and not self._marks
-        return same and self.record is not None and self.record.keys is not None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """In another process nobody knows of the storage: digests find what changed."""
-        return vars(Tracker(None))
-
-
-def _patched(known: Digests, cells: Cells, changed: Mask) -> Digests:
-    """The digests of rows that did not change as they were, of the others anew."""
-    if not changed.any() and len(known) == cells.rows:
-        return known
-    out = np.zeros(cells.rows, np.uint64)
-    out[: len(known)] = known
-    rows = np.flatnonzero(changed)
-    out[rows] = cells.hashes(rows)
-    return out
+        """True if nothing at all was written since the last save."""
+        same = int(cells.storage._mutation_revision) == self._revision and not self._marks
+        return same and self.keys is not None
 
 
 _known: Tracked[Tracker] = Tracked()
 
 
-def restored(storage: Any, part: ShareBuffer, record: Record) -> Tracker:
-    """A tracker of what was put into a storage: nothing else is known of it."""
-    tracker = Tracker(record)
+def restored(storage: Any, part: ShareBuffer, tracker: Tracker) -> None:
+    """Remember what was put into a storage: nothing else is known of it."""
     _known.restored(storage, part, tracker)
     _attach(storage, tracker)
-    return tracker
 
 
 def forget_all(storage: Any) -> None:
@@ -267,7 +251,7 @@ def tracker_of(storage: Any, inner: Buffer) -> Tracker:
     """The tracker of a storage for a writer's buffer: the one that belongs to it, the restored one, or a new one."""
     tracker = _known.of(storage, inner)
     if tracker is None:
-        tracker = _known.keep(storage, inner, Tracker(Record.of(0)))
+        tracker = _known.keep(storage, inner, Tracker())
         _attach(storage, tracker)
     return tracker
 
@@ -281,17 +265,15 @@ def _attach(storage: Any, *new: Tracker) -> None:
         storage.attach(tracker)
 
 
-def evict_unknown(inner: Buffer, record: Record) -> None:
+def evict_unknown(inner: Buffer, tracker: Tracker) -> None:
     """What is live in the writer and has no cell has left the buffer."""
     runs, _ = inner.live_runs()
-    full = runs.length > 0
-    env, position = np.repeat(runs.stream, runs.length), spans(runs.lo[full], runs.length[full])
-    kept = record.position != NONE
-    span = int(max(position.max(initial=0), record.position.max(initial=0))) + 1
-    gone = ~np.isin(env * span + position, record.env[kept] * span + record.position[kept])
-    rows, heads = np.unique(env[gone], return_index=True)
-    for row, mine in zip(rows.tolist(), np.split(position[gone], heads[1:]), strict=False):
-        inner.evict(row, positions=mine)
+    kept = tracker.position != NONE
+    known = Steps(tracker.env[kept], tracker.position[kept], tracker.position[kept] + 1)
+    gone = runs.pick(runs.length > 0).minus(known)
+    for row in np.unique(gone.stream).tolist():
+        mine = gone.pick(gone.stream == row)
+        inner.evict(row, positions=spans(mine.lo, mine.length))
 
 
 # -- appending ---------------------------------------------------------------------------------------------------
@@ -299,23 +281,47 @@ def evict_unknown(inner: Buffer, record: Record) -> None:
 
 @dataclass(frozen=True)
 class Appended:
-    """What a save of one storage found: which cell stands where in the order of live steps."""
+    """What the archive has of one storage: which cell stands where in the order of live steps."""
 
+    parts: Parts
     cells: Cells
-    record: Record
+    tracker: Tracker
     live: Ints  # cells, in live order
     ids: dict[str, int]  # episode id -> id of its trajectory, where that is another than in the archive
 
-    @property
-    def keys(self) -> Keys:
-        return self.record.keys or Keys()
-
     @cached_property
-    def kinds(self) -> tuple[list[str], Ints]:
+    def _kinds(self) -> tuple[list[str], Ints]:
         """The kinds of item that the archive has, as JSON, and the number of that of each live step."""
         known: dict[str, int] = {}
-        numbers = [known.setdefault(kind, len(known)) for kind, _ in self.record.signatures[self.live]]
+        numbers = [known.setdefault(kind, len(known)) for kind, _ in self.tracker.signatures[self.live]]
         return list(known), np.array(numbers, np.int32)
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The cell of each live step, its kind of item, and whether a restore has ended it."""
+        small = len(self.tracker.position) < 2**31
+        out: dict[str, Any] = {"slot": self.live.astype(np.int32 if small else np.int64)}
+        if self.cells.listed:
+            out["kind"] = self._kinds[1]
+        if self.tracker.keys and self.tracker.keys.end is not None:
+            out["closed"] = self.tracker.closed[self.live]
+        return out
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What else there is to say of the storage."""
+        cells, storage = self.cells, self.parts.storage
+        cursor = storage._last_cursor_index
+        return {
+            "class": type(storage).__name__,
+            "capacity": cells.capacity(cells.inner),
+            "inner": list(cells.inner),
+            "rows": cells.rows,
+            "moved": self.tracker.moved,
+            "kind": {"items": self._kinds[0]} if isinstance(cells, ListCells) else cells.kind,
+            "last_cursor": None if cursor is None else int(cursor),
+            "keys": (self.tracker.keys or Keys()).to_state(),
+        }
 
 
 def check_keys(every: Iterable[Parts], asked: Keys) -> None:
@@ -333,25 +339,21 @@ def append(part: Buffer, parts: Parts, asked: Keys, *, verify: bool) -> Appended
     cells = cells_of(parts)
     with part.exclusive(bounded=False) as inner:
         tracker = tracker_of(parts.storage, inner)
-        record = tracker.record
-        assert record is not None  # only a copy in another process has none
-        for env in record.to_close:
+        for env in tracker.to_close:
             inner.close_episodes([env], reason="resumed")
-        record.to_close = []
-        if verify or not tracker.idle(cells) or record.asked != asked:
+        if verify or not tracker.idle(cells) or tracker.asked != asked:
             keys = keys_of(parts, cells, asked)
             traj = [] if keys.traj is None else [keys.traj]
             declare(inner, episode_id=traj, next_of={} if keys.unit == "step" else cells.next_fields(), unit=keys.unit)
             changed, hashes = tracker.changed(cells, verify=verify)
-            record.resized(cells.rows * cells.columns)
-            record.forget(np.repeat(changed, cells.columns))
-            evict_unknown(inner, record)
-            _Appending(inner, cells, keys, record, *_order(parts, cells)).run()
-            record.hashes, record.form = hashes, cells.form()
-            record.keys, record.asked = keys, asked
+            tracker.forget(np.repeat(changed, cells.columns))
+            evict_unknown(inner, tracker)
+            _Appending(inner, cells, keys, tracker, *_order(parts, cells)).run()
+            tracker.hashes, tracker.form = hashes, cells.form()
+            tracker.keys, tracker.asked, tracker.to_close = keys, asked, []
             tracker.start(cells)
-        live = record.live
-        return Appended(cells, record, live, _ids(inner, cells, record, live))
+        live = tracker.live
+        return Appended(parts, cells, tracker, live, _ids(inner, cells, tracker, live))
 
 
 def _order(parts: Parts, cells: Cells) -> tuple[Ints, bool]:
@@ -363,10 +365,10 @@ def _order(parts: Parts, cells: Cells) -> tuple[Ints, bool]:
     return np.roll(rows, -cursor), cursor > 0 or int(parts.writer._write_count) > len(rows)
 
 
-def _ids(inner: Buffer, cells: Cells, record: Record, live: Ints) -> dict[str, int]:
+def _ids(inner: Buffer, cells: Cells, tracker: Tracker, live: Ints) -> dict[str, int]:
     """Ids of trajectories that a restore has renumbered, by episode."""
-    renumbered = record.renumbered[live]
-    values = ids_of(cells, record.keys.traj) if record.keys and renumbered.any() else None
+    renumbered = tracker.renumbered[live]
+    values = ids_of(cells, tracker.keys.traj) if tracker.keys and renumbered.any() else None
     if values is None:
         return {}
     runs, names = inner.live_runs()
@@ -378,17 +380,17 @@ def _ids(inner: Buffer, cells: Cells, record: Record, live: Ints) -> dict[str, i
 class _Appending:
     """One round of appending: what is not in the archive yet, to the streams of the storage's columns."""
 
-    def __init__(self, inner: Buffer, cells: Cells, keys: Keys, record: Record, order: Ints, wrapped: bool) -> None:
+    def __init__(self, inner: Buffer, cells: Cells, keys: Keys, tracker: Tracker, order: Ints, wrapped: bool) -> None:
         self.inner = inner
         self.cells = cells
         self.keys = keys
-        self.record = record
+        self.tracker = tracker
         self.order = order
         self.marks: Marks = marks_of(cells, keys, order, wrapped=wrapped)
 
     def run(self) -> None:
         """Append slab by slab."""
-        cells, record, known = self.cells, self.record, self.inner.schema
+        cells, tracker, known = self.cells, self.tracker, self.inner.schema
         for chosen in self._slabs():
             env = chosen % cells.columns
             heads = run_heads(env)
@@ -404,9 +406,9 @@ class _Appending:
                 truncated=self.marks.truncated[chosen], positions=positions, owned=True,
                 declared=replace(known, json=tuple(dict.fromkeys((*known.json, *cells.json_fields(chosen))))),
             )  # fmt: skip
-            record.env[chosen], record.position[chosen] = env, positions
+            tracker.env[chosen], tracker.position[chosen] = env, positions
             if cells.listed:
-                record.signatures[chosen] = cells.signatures(chosen)
+                tracker.signatures[chosen] = cells.signatures(chosen)
 
     def _slabs(self) -> Iterator[Ints]:
         """Cells to append, some megabytes of one kind at a time, column by column in order of time."""
@@ -415,7 +417,7 @@ class _Appending:
         for lo in range(0, len(order), depth):
             grid = order[lo : lo + depth][:, None] * columns + np.arange(columns)
             chosen = grid.T.ravel()
-            chosen = chosen[self.record.position[chosen] == NONE]
+            chosen = chosen[self.tracker.position[chosen] == NONE]
             if len(chosen):
                 signature = self.cells.signatures(chosen)
                 yield from np.split(chosen, run_starts(signature)[1:])
@@ -424,30 +426,30 @@ class _Appending:
         """Of a slab: which steps begin an episode, which end one, before which some are missing."""
         if self.keys.unit == "step":
             return heads, np.append(heads[1:], True), np.zeros(len(heads), bool)
-        marks, record = self.marks, self.record
+        marks, tracker = self.marks, self.tracker
         runs_on = self._runs_on(chosen, heads)
         first = marks.first[chosen]
         split = bool(runs_on[0] & ~first[0]) and self._differs(int(chosen[0]))
         first[0] |= split
         before = marks.previous[chosen[first & runs_on]]
-        known = before[record.position[before] != NONE]
+        known = before[tracker.position[before] != NONE]
         if len(known):  # trajectories that were open have ended, as their successors tell
-            self.inner.close_episodes(record.env[known], truncated=None, reason=SPLIT if split else "ended")
+            self.inner.close_episodes(tracker.env[known], truncated=None, reason=SPLIT if split else "ended")
         return first, marks.last[chosen], ~first & ~runs_on
 
     def _runs_on(self, chosen: Ints, heads: Mask) -> Mask:
-        """Whether each cell's step follows the newest of its stream."""
-        record, before = self.record, self.marks.previous[chosen]
+        """True where a cell's step follows the newest of its stream."""
+        tracker, before = self.tracker, self.marks.previous[chosen]
         out: Mask = ~heads & (np.r_[NONE, chosen[:-1]] == before)
         for i in np.flatnonzero(heads & (before >= 0)).tolist():
             known, env = int(before[i]), int(chosen[i] % max(1, self.marks.columns))
             newest = self.inner.next_position(env) - 1
-            out[i] = record.env[known] == env and record.position[known] == newest >= 0
+            out[i] = tracker.env[known] == env and tracker.position[known] == newest >= 0
         return out
 
     def _differs(self, cell: int) -> bool:
-        """Whether an item is of another kind than the one before it was, so that it can't go on with its episode."""
-        before = self.record.signatures[self.marks.previous[cell]]
+        """True if an item is of another kind than the one before it was, so that it can't go on with its episode."""
+        before = self.tracker.signatures[self.marks.previous[cell]]
         return self.cells.listed and bool(before != self.cells.signatures(np.array([cell]))[0])
 
     def _positions(self, env: Ints, heads: Mask, jumps: Mask) -> Ints:
@@ -460,30 +462,3 @@ class _Appending:
             skipped[0] &= start > 0
             out[lo:hi] = start + np.arange(hi - lo) + np.cumsum(skipped)
         return out
-
-
-def columns_of(found: Appended) -> dict[str, Any]:
-    """Which cell each live step lies in, its kind of item, and whether a restore has ended it."""
-    cells = found.live
-    out: dict[str, Any] = {"slot": cells.astype(np.int32 if len(found.record.position) < 2**31 else np.int64)}
-    if found.cells.listed:
-        out["kind"] = found.kinds[1]
-    if found.keys.end is not None:
-        out["closed"] = found.record.closed[cells]
-    return out
-
-
-def storage_state(parts: Parts, found: Appended) -> dict[str, Any]:
-    """What else there is to say of a storage."""
-    cells = found.cells
-    cursor = parts.storage._last_cursor_index
-    return {
-        "class": type(parts.storage).__name__,
-        "capacity": cells.capacity(cells.inner),
-        "inner": list(cells.inner),
-        "rows": cells.rows,
-        "moved": found.record.moved,
-        "kind": {"items": found.kinds[0]} if isinstance(cells, ListCells) else cells.kind,
-        "last_cursor": None if cursor is None else int(cursor),
-        "keys": found.keys.to_state(),
-    }
