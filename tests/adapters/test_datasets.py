@@ -15,8 +15,9 @@ import pytest
 import archive
 from archive.adapters import lerobot, minari, npz
 from archive.base.errors import FieldError, IntegrityError, NotFoundError, UpgradeError, UsageError
+from tests.support.archives import fresh
 from tests.support.backends import make_backend
-from tests.support.dataset_files import LENGTHS, flat, fresh, same, write_flat, write_lerobot
+from tests.support.dataset_files import LENGTHS, flat, same, write_flat, write_lerobot
 from tests.support.worlds import STORES
 
 # -- Minari ------------------------------------------------------------------------------------------------------------

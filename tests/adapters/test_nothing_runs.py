@@ -29,7 +29,8 @@ from archive.adapters import alf, common, lerobot, npz, rlinf
 from archive.base.errors import ArchiveError, IntegrityError, UsageError
 from archive.buffers import TrajectoryReplayBuffer
 from archive.testing import small_archive, steps
-from tests.support.dataset_files import fresh, write_lerobot
+from tests.support.archives import fresh
+from tests.support.dataset_files import write_lerobot
 from tests.support.places import DATA
 from tests.support.sampling import few_of
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import uuid
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import archive
 from archive.adapters import lerobot, minari, npz
 from archive.base.errors import FieldError, NotFoundError, UsageError
+from tests.support.archives import fresh
 
 Episode = tuple[dict[str, Any], dict[str, Any]]
-
-
-def fresh() -> archive.Archive:
-    return archive.create(f"memory://{uuid.uuid4().hex}")
 
 
 def episode(length: int, width: int = 2, **ends: bool) -> Episode:

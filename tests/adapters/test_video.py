@@ -16,13 +16,10 @@ import resharding
 from archive.adapters import video
 from archive.base.errors import FieldError, IntegrityError, MissingPackageError, UsageError
 from archive.torch import StepDataset, WindowDataset, loader
+from tests.support.archives import fresh
 
 av = pytest.importorskip("av", reason="videos need PyAV")
 LENGTHS = (19, 1, 8)
-
-
-def fresh() -> archive.Archive:
-    return archive.create(f"memory://{uuid.uuid4().hex}")
 
 
 def noise(length: int, seed: int = 0, *, height: int = 24, width: int = 32) -> Any:

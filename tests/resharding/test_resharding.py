@@ -19,12 +19,8 @@ import resharding
 from archive import Schema
 from archive.base.errors import FieldError, NotFoundError, PartialCheckpointError, UsageError
 from archive.checkpoint.checkpoints import Checkpoint
-from tests.support.archives import identical, looked_up_again
+from tests.support.archives import fresh, identical, looked_up_again
 from tests.support.ranks import SCHEMA, checkpoint, close, fields_of, job, numbers
-
-
-def fresh() -> archive.Archive:
-    return archive.create(f"memory://{uuid.uuid4().hex}")
 
 
 def save(

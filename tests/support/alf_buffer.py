@@ -12,6 +12,7 @@ from torch import nn
 
 import archive
 from archive.adapters import alf
+from tests.support.archives import fresh
 from tests.support.worlds import save_world
 
 FIRST, MID, LAST = 0, 1, 2
@@ -183,10 +184,6 @@ def run(
         for i, (kind, discount) in enumerate(kinds[:count]):
             rb.add(env, seed * 100_000 + env * 1000 + i, kind, discount)
     return rb
-
-
-def fresh() -> archive.Archive:
-    return archive.create(f"memory://{uuid.uuid4().hex}")
 
 
 def saved(rb: Any, step: int = 1, arc: archive.Archive | None = None) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import archive
-
 LENGTHS = (3, 1, 5)
-
-
-def fresh() -> archive.Archive:
-    return archive.create(f"memory://{uuid.uuid4().hex}")
 
 
 def same(a: Any, b: Any) -> None:

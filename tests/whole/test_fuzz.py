@@ -14,7 +14,8 @@ from archive import tables
 from archive.adapters import lerobot, npz
 from archive.base import CorruptManifestError, IntegrityError, UnsafePathError
 from archive.tables.declared import COUNT
-from tests.support.dataset_files import flat, fresh, write_flat, write_lerobot
+from tests.support.archives import fresh
+from tests.support.dataset_files import flat, write_flat, write_lerobot
 from tests.support.fuzzing import bombs
 from tests.support.parsers import PARSERS
 from tests.support.places import ROOT

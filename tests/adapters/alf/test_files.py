@@ -10,20 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-import archive
 import resharding
 from archive.adapters import alf
 from archive.base.errors import IntegrityError, NotFoundError, UsageError
 from tests.support.alf_buffer import ReplayBuffer, returns_of, run, saved
+from tests.support.archives import fresh
 from tests.support.places import DATA
 from tests.support.worlds import shares
 
 FILES = [DATA / "alf" / f"rank_{rank}.pt" for rank in range(4)]
 PREFIX = "_replay_buffer."
-
-
-def fresh() -> archive.Archive:
-    return archive.create(f"memory://{uuid.uuid4().hex}")
 
 
 def contents(path: Path, module: str | None = None) -> dict[str, torch.Tensor]:

@@ -10,7 +10,8 @@ import pytest
 import archive
 import resharding
 from archive.adapters import alf
-from tests.support.alf_buffer import FIRST, LAST, ReplayBuffer, assert_same, check_row, fresh, returns_of, run
+from tests.support.alf_buffer import FIRST, LAST, ReplayBuffer, assert_same, check_row, returns_of, run
+from tests.support.archives import fresh
 from tests.support.ticks import NEVER_S
 
 

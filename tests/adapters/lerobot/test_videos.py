@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import uuid
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,12 @@ from archive.adapters.lerobot import videos as videos
 from archive.adapters.lerobot.files import EPISODES, VIDEOS
 from archive.base.errors import FieldError, IntegrityError, MissingPackageError, UsageError
 from archive.store import Storage
+from tests.support.archives import fresh
 from tests.support.dataset_files import same
 
 av = pytest.importorskip("av", reason="videos need PyAV")
 LENGTHS = (5, 1, 7)
 EXACT = ["exact", "grey"]
-
-
-def fresh() -> archive.Archive:
-    return archive.create(f"memory://{uuid.uuid4().hex}")
 
 
 def scene(length: int, number: int, *, height: int = 48, width: int = 64) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import struct
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from archive import tables
+from tests.support.nonsense import sealed
 
 MB = 1 << 20
 MANY = 10**15
@@ -28,10 +28,6 @@ def json_texts() -> list[str]:
     deep = ["[" * 10**5, "[" * 10**5 + "]" * 10**5, '{"a":' * 10**5 + "1" + "}" * 10**5, '{"a":[' * 10**5]
     numbers = ["9" * 10**7, "-" + "9" * 10**6, "1e" + "9" * 10**6, "0." + "1" * 10**6, f"[{'1' * 5000}]"]
     return [*deep, *numbers, f'{{"format": {"9" * 10**6}}}', '"' + "\\u0000" * 10**5, "[" + "[]," * 10**5 + "[]]"]
-
-
-def sealed(line: bytes) -> bytes:
-    return line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n"
 
 
 def commit_bombs(seeds: Sequence[Any]) -> list[tuple[bytes, int]]:

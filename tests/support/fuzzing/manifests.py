@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import hashlib
 import json
 import shutil
 import struct
@@ -23,11 +22,7 @@ from archive.log import About, Claim, Pin, commits
 from archive.store import smallfiles
 from archive.testing import crashed_job
 from tests.support.fuzzing.mutating import mutated_bytes, mutated_json, mutated_table, parquet
-from tests.support.nonsense import filled
-
-
-def sealed(line: bytes) -> bytes:
-    return line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n"
+from tests.support.nonsense import filled, sealed
 
 
 def text_of(changed: str) -> bytes:

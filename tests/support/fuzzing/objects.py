@@ -19,8 +19,9 @@ from archive import tables
 from archive.saved import Delta, Part, PartIndex, TickObject
 from archive.shard import encode, groups, indexed, packing
 from archive.store import Storage
-from tests.support.fuzzing.manifests import archives, mutated_table_file, sealed, text_of
+from tests.support.fuzzing.manifests import archives, mutated_table_file, text_of
 from tests.support.fuzzing.mutating import mutated_bytes, mutated_json
+from tests.support.nonsense import sealed
 
 ROWS = 40
 

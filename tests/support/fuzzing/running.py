@@ -10,8 +10,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import resource
-import signal
 import sys
 import tempfile
 import time
@@ -23,6 +21,7 @@ from random import Random
 from typing import Any
 
 from archive.base import ArchiveError
+from tests.support.limits import StuckError, limited, peak_bytes
 
 MAX_S = 1.0  # of processor time, of one input
 MAX_BYTES = 256 << 20  # beyond what the process had before
@@ -59,14 +58,6 @@ def input_of(parser: Any, seeds: Sequence[Any], name: str, seed: int, number: in
     return parser.mutate(rng.choice(seeds), rng)
 
 
-class _StuckError(BaseException):
-    """An input takes too long."""
-
-
-def _give_up(*_: Any) -> None:
-    raise _StuckError
-
-
 def run(name: str, parser: Any, count: int, seed: int, first: int = 0) -> Findings:
     """Try all bombs, and inputs [first, first + count), in this process."""
     found = Findings(name)
@@ -76,7 +67,6 @@ def run(name: str, parser: Any, count: int, seed: int, first: int = 0) -> Findin
         parse = parser.reader(Path(tmp)) if parser.reader else parser.parse
         for one in seeds[:3]:
             parse(parser.as_input(one))  # what is valid is read; and what is imported is
-        _limit()
         for number, bomb in enumerate(parser.bombs(seeds)):
             _try(found, parse, bomb, -1 - number)
         for number in range(first, first + count):
@@ -85,28 +75,19 @@ def run(name: str, parser: Any, count: int, seed: int, first: int = 0) -> Findin
     return found
 
 
-def _limit() -> None:
-    signal.signal(signal.SIGPROF, _give_up)
-    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (size + _ROOM_BYTES, size + _ROOM_BYTES))
-
-
 def _try(found: Findings, parse: Any, given: Any, number: int) -> None:
-    before = _peak(reset=True)
-    begun = time.process_time()
-    signal.setitimer(signal.ITIMER_PROF, STUCK_S)
+    before, begun = peak_bytes(reset=True), time.process_time()
     try:
-        parse(given)
+        with limited(STUCK_S, _ROOM_BYTES):
+            parse(given)
     except ArchiveError as e:
         found.refused += 1
         str(e)
-    except _StuckError:
+    except StuckError:
         found.add("stuck", number, _place(sys.exc_info()[2]))
     except Exception as e:
         found.add(f"{type(e).__name__} at {_place(e.__traceback__)}", number, repr(str(e))[:160])
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-    spent_s, grown = time.process_time() - begun, _peak(reset=False) - before
+    spent_s, grown = time.process_time() - begun, peak_bytes() - before
     found.tried += 1
     found.slowest_s, found.most_bytes = max(found.slowest_s, spent_s), max(found.most_bytes, grown)
     if spent_s > MAX_S:
@@ -120,14 +101,6 @@ def _place(trace: Any) -> str:
     frames = traceback.extract_tb(trace)
     own = [f for f in frames if "/archive/" in f.filename or "/resharding/" in f.filename] or frames
     return " < ".join(f"{'/'.join(f.filename.split('/')[-2:])}:{f.lineno} {f.name}" for f in reversed(own[-3:]))
-
-
-def _peak(*, reset: bool) -> int:
-    """The most memory that this process has had, since it was last reset."""
-    if reset:
-        Path("/proc/self/clear_refs").write_text("5")
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def in_child(name: str, parser: Any, count: int, seed: int) -> Findings:
