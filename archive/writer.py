@@ -120,19 +120,24 @@ class Writer(Buffer):
         attributes: Mapping[str, Mapping[str, Any]] | None = None,
         progress: Any = None,
         buffer: str | None = None,
+        *,
+        changes: Mapping[str, Any] | None = None,
     ) -> None:
         """Journal values with the next flush, for recoveries; every checkpoint saves them anew.
 
         columns: name -> one value a live step, in the order of `live`, or {episode id: one value a live step of it}, of
         live episodes only.  attributes: name -> {episode id: JSON value}.  progress: the run's counters, rank 0's.
         buffer: whose episodes, "replay" by default.
+        changes: name -> (env ids, positions, values): new values of these steps of columns, where it is known which
+        have changed. One env id, or one a position; None: added without one. Steps that have left are passed over.
+        Of columns that are given whole, only values that differ from those journaled before are written.
         """
         if buffer is None or buffer == self.name:
-            super().journal(columns, attributes, progress)
+            super().journal(columns, attributes, progress, changes=changes)
             return
         if buffer not in self._buffers:
             raise UsageError(f"there is no buffer {buffer!r}; make it with w.buffer(...) first")
-        self._buffers[buffer].journal(columns, attributes, progress)
+        self._buffers[buffer].journal(columns, attributes, progress, changes=changes)
 
     def follow(self, name: str, take_in: Callable[[Writer], object]) -> None:
         """Call `take_in(writer)` before each tick of the journal, and now: it appends what a live object got since. In
@@ -288,6 +293,8 @@ class Writer(Buffer):
                 raise UsageError(f"there is no buffer {next(iter(given))!r}; make it with w.buffer(...) first")
             losses = [buffer.losses for buffer in self._buffers.values()]
             works = self._sent()  # last: background work takes the interpreter from the caller
+            if self._journal is not None and save_replay:
+                self._journal.checkpoint(cuts)
             pending = self._saver.start(request, cuts, works, timeout_s, on_progress, losses)
         if wait:
             pending.result()
@@ -433,9 +440,9 @@ class Writer(Buffer):
         if self._journal is not None and not (self._closed or self._changes.broken or owned):
             self._journal.collect(self)
 
-    def _say_later(self, buffer: Buffer, columns: Any, attributes: Any, progress: Any) -> None:
-        """Keep values for the next flush."""
-        self._kept().say(buffer, columns, attributes, progress)
+    def _say_later(self, buffer: Buffer, *values: Any) -> None:
+        """Keep columns, attributes, progress and changes for the next flush."""
+        self._kept().say(buffer, *values)
 
     def _kept(self) -> Journal:
         if self._journal is None:

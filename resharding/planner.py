@@ -66,7 +66,7 @@ def plan(
             f"checkpoint {checkpoint.name!r} lacks ranks {checkpoint.missing_ranks}; plan with allow_missing=True to "
             f"do without them, or plan the last whole one (arc.checkpoints.of({checkpoint.run!r}).latest)"
         )
-    checkpoint, origin = _with_tails(checkpoint, tails, session)
+    checkpoint, origin, takes_all = _with_tails(checkpoint, tails, session)
     world_size = writer_place(None, None, "main", "-").world_size if world_size is None else world_size
     sources, chosen = {name: SourceBuffer(checkpoint, name) for name in checkpoint.buffers}, unfinished or "continue"
     room = _capacities(capacity, sources)
@@ -88,7 +88,7 @@ def plan(
             units = source.units.beside(weight=source.weights(weights))
             placements[name] = place(units, rules[name], source.passing(filter))
     conditions = None if filter is None else str(filter)
-    return Plan(checkpoint, sources, world_size, placements, same, checkpoint.seen, conditions, origin)
+    return Plan(checkpoint, sources, world_size, placements, same, checkpoint.seen, conditions, origin, takes_all)
 
 
 def _capacities(capacity: int | Mapping[str, int] | None, buffers: Collection[str]) -> dict[str, int | None]:
@@ -110,8 +110,11 @@ def _held_already(sources: Mapping[str, SourceBuffer], rules: Mapping[str, Rules
 # -- journals beyond the newest checkpoint --------------------------------------------------
 
 
-def _with_tails(checkpoint: Checkpoint, tails: str | None, session: str | None) -> tuple[Checkpoint, Origin | None]:
-    """The checkpoint to plan, and the origin of a session that resumes, if that is not the checkpoint's.
+def _with_tails(
+    checkpoint: Checkpoint, tails: str | None, session: str | None
+) -> tuple[Checkpoint, Origin | None, bool]:
+    """The checkpoint to plan; what a session that resumes goes on from, if not what the checkpoint says; and whether
+    that is all that the run has.
 
     "live": the checkpoint with the journals of its run beyond it, recovered now unless that was done.
     "archive": the checkpoint itself, but the session sees the steps beyond it, as archived ones.  "ignore": the
@@ -123,19 +126,19 @@ def _with_tails(checkpoint: Checkpoint, tails: str | None, session: str | None) 
     if tails not in (None, *TAILS):
         raise UsageError(f"tails={tails!r}: give {', '.join(map(repr, TAILS))}, or None to take in the journal")
     if tails == IGNORE or (tails is None and not _keeps_journal(checkpoint)):
-        return checkpoint, None
+        return checkpoint, None, False
     log = CommitLog(checkpoint.snapshot.storage, checkpoint.archive_id, checkpoint.served_by)
     if not _has_begun(log.catch_up(), checkpoint.run, session):
         recover(log, checkpoint.run)
     newest = _newest(checkpoint, log.catch_up())
     if newest is None:
         if tails is None:
-            return checkpoint, None
+            return checkpoint, None, False
         raise UsageError(
             f"tails={tails!r}: checkpoint {checkpoint.name!r} is not the newest whole one of run {checkpoint.run!r}, "
             "so later steps are no tail; plan arc.checkpoints.latest, or with tails='ignore'"
         )
-    return (checkpoint, newest.origin) if tails == ARCHIVE else (newest, None)
+    return (checkpoint, newest.origin, True) if tails == ARCHIVE else (newest, None, True)
 
 
 def _keeps_journal(checkpoint: Checkpoint) -> bool:

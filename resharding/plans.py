@@ -54,7 +54,8 @@ class Plan:
     is_identity: bool
     seen: int  # number of the newest commit known when it was made
     conditions: str | None = None
-    origin: Origin | None = None  # the origin of a session that resumes, if not the checkpoint's
+    origin: Origin | None = None  # what a session goes on from, if not what the checkpoint says
+    takes_all: bool = False  # nothing that the run had journaled when it was made is left behind
 
     def __post_init__(self) -> None:
         for placement in self.placements.values():

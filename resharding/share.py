@@ -404,7 +404,7 @@ class Share(ShareBuffer):
         ck = self.checkpoint
         buffers = {name: self.buffer(name).buffer_resume() for name in self.buffers}
         taken = (self.plan.seen, ck.number, self.plan.origin or ck.origin, ck.name, None, ck.world_size, self._holders)
-        return Resume(self.rank, self.world_size, ck.run, buffers, *taken)
+        return Resume(self.rank, self.world_size, ck.run, buffers, *taken, takes_all=self.plan.takes_all)
 
     def _holders(self) -> dict[str, int]:
         """Episode id -> the rank that gets it, the first if several get steps of it."""

@@ -18,10 +18,10 @@ from tests.support.places import ROOT
 
 FIGURES = {
     "modules": 278,
-    "lines of the engine": 41_749,
+    "lines of the engine": 42_096,
     "modules that serve one sibling": 19,
     "modules named ...ing": 10,
-    "records and protocols of the engine": 188,
+    "records and protocols of the engine": 189,
     "class names with two meanings": 0,
     "docstrings that begin with a relative word": 149,
     "files with searchsorted": 5,

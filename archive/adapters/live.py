@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
-from math import prod
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, ref
 
@@ -27,18 +26,17 @@ from archive.adapters.common import (
     share_buffer,
     share_of,
 )
-from archive.arrays import Ints, Steps, offsets_of, spans
+from archive.arrays import Ints
 from archive.base import CorruptStateError, UsageError
 from archive.checkpoint import Checkpoint, Pending
-from archive.fields import Array, nests, trees
-from archive.write import Buffer, live_steps
+from archive.fields import trees
+from archive.write import Buffer
 
 if TYPE_CHECKING:
     from archive import Writer
     from resharding import Share, ShareBuffer
 
 STATE = "live_state"  # the attribute in which a journal keeps a buffer's state, at one of its episodes
-_FEW = 64  # episodes whose values are journaled apart from all others
 Known = TypeVar("Known")
 Units = frozenset[tuple[int, int, int, str]]  # runs of live steps of one episode: env row, position, steps, episode id
 
@@ -219,11 +217,10 @@ def kept_items(
 
 
 class Said:
-    """The values of one buffer as its journal has them: those that stay are not journaled again."""
+    """The attributes and the state of one buffer as its journal has them: those that stay are not journaled again. Of
+    columns, the journal finds that out by itself."""
 
     def __init__(self) -> None:
-        self._runs = live_steps()
-        self._columns: dict[str, Array] = {}
         self._attributes: Mapping[str, Mapping[str, Any]] = {}
         self._state: Any = None
         self._holder = ""  # the episode that has the state
@@ -232,9 +229,8 @@ class Said:
     def journal(self, writer: Writer, part: Buffer, saved: Saved) -> None:
         """Journal what has changed since the last call, or the last checkpoint."""
         if part.cuts != self._cuts:
-            self._columns, self._attributes, self._state = {}, {}, None
-        runs, ids = part.live_runs()
-        columns = {name: v if isinstance(v, Mapping) else nests.as_array(v, name) for name, v in saved.columns.items()}
+            self._attributes, self._state = {}, None
+        _, ids = part.live_runs()
         state, holder = _as_json(saved.state if saved.tick is None else saved.tick), ids[-1] if ids else ""
         attributes: dict[str, dict[str, Any]] = {}
         for name, values in saved.attributes.items():
@@ -244,48 +240,12 @@ class Said:
         if holder and (state, holder) != (self._state, self._holder):
             gone = {self._holder: None} if self._holder in ids else {}
             attributes[STATE] = gone | {holder: {"session": writer.session, "state": state}}
-        part.journal(self._changed(runs, ids, columns), attributes)
-        self._runs, self._state, self._holder, self._cuts = runs, state, holder, part.cuts
+        part.journal(saved.columns, attributes)
         self._attributes = {name: dict(values) for name, values in saved.attributes.items()}
-        self._columns = {name: np.array(v) for name, v in columns.items() if not isinstance(v, Mapping)}
-
-    def _changed(self, runs: Steps, ids: list[str], columns: Mapping[str, Any]) -> dict[str, Any]:
-        """The columns in which a live step has another value than before; of few episodes, the values of these."""
-        met = runs.meet(self._runs)
-        count = met.hi - met.lo
-        here, there = (
-            spans(offsets_of(one.length)[rows] + met.lo - one.lo[rows], count)
-            for one, rows in ((runs, met.left), (self._runs, met.right))
-        )
-        run, out = np.repeat(np.arange(len(runs)), runs.length), dict[str, Any]()
-        for name, now in columns.items():
-            before = self._columns.get(name)
-            if isinstance(now, Mapping) or before is None or _kind(now) != _kind(before):
-                out[name] = now
-                continue
-            same = np.zeros(len(now), bool)
-            same[here] = _equal(now[here], before[there])
-            odd = {ids[i] for i in np.unique(run[~same]).tolist()}
-            rows = np.isin(ids, list(odd)) if len(odd) <= _FEW else np.ones(len(ids), bool)
-            if odd and 2 * runs.length[rows].sum() > len(now):
-                out[name] = now
-            elif odd:
-                out[name] = {one: now[np.isin(run, [i for i, other in enumerate(ids) if other == one])] for one in odd}
-        return out
+        self._state, self._holder, self._cuts = state, holder, part.cuts
 
 
 _said: WeakKeyDictionary[Buffer, Said] = WeakKeyDictionary()
-
-
-def _kind(values: Array) -> Any:
-    return values.dtype, values.shape[1:]
-
-
-def _equal(a: Array, b: Array) -> Any:
-    """Rows that are the same bit for bit."""
-    if a.dtype.kind in "fc":
-        a, b = (np.ascontiguousarray(one).view(np.uint8).reshape(*one.shape, one.itemsize) for one in (a, b))
-    return (a == b).reshape(len(a), prod(a.shape[1:])).all(axis=1)
 
 
 def _as_json(state: Any) -> Any:

@@ -204,8 +204,8 @@ def shard_schema(specs: Mapping[str, FieldSpec], declared: Schema) -> ShardSchem
 
 
 class Kinds:
-    """The schemas of a buffer's steps. Each has shards of its own,
-    so one that changes all the time is told of, once."""
+    """The schemas of a buffer's steps. Each has shards of its own, so one that changes all the time is told of, once.
+    What is known is replaced, and never changed, so that a refused call is taken back."""
 
     def __init__(self, buffer: str) -> None:
         self._buffer = buffer
@@ -222,7 +222,7 @@ class Kinds:
         """These steps are kept."""
         if schema.digest in self._schemas:
             return
-        self._schemas[schema.digest], self._vague[schema.digest] = schema, vague
+        self._schemas, self._vague = self._schemas | {schema.digest: schema}, self._vague | {schema.digest: vague}
         for name, spec in schema.by_name.items():
             if name in vague or spec.axis in NODES:
                 continue
@@ -232,7 +232,7 @@ class Kinds:
                 logger.warning(
                     _CHANGED, show(spec.path), self._buffer, spec.described, before.described, _remedy(before, spec)
                 )
-            self.known[name] = spec
+            self.known = self.known | {name: spec}
         if len(self._schemas) == _MANY_SCHEMAS and not self._told:
             logger.warning(_MANY, self._buffer, _MANY_SCHEMAS, ", ".join(sorted(_comers_and_goers(self._schemas))))
 

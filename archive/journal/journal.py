@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from itertools import dropwhile
@@ -16,7 +16,7 @@ from archive.journal.ticker import Heartbeat, Ticker
 from archive.journal.ticks import JournalObjects, Saying
 from archive.log import CommitLog, Place, commits
 from archive.observe import Label, Sample, source
-from archive.write import Buffer, Changes, Pipeline, Seal, kept
+from archive.write import Buffer, Changes, Cut, Pipeline, Seal, kept
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,14 @@ class Journal:
             )
             self.ticker.note(soon=True)
 
-    def say(self, inner: Buffer, columns: Any, attributes: Any, progress: Any) -> None:
-        """Add values to the next tick."""
-        self.saying.columns(inner, columns or {})
-        self.saying.attributes(inner, attributes or {})
+    def say(self, inner: Buffer, columns: Any, attributes: Any, progress: Any, changes: Any) -> None:
+        """Values for the next tick."""
+        if columns:
+            self.saying.columns(inner, columns)
+        if changes:
+            self.saying.changes(inner, changes)
+        if attributes:
+            self.saying.attributes(inner, attributes)
         if progress is not None:
             self.saying.progress(progress)
 
@@ -117,6 +121,10 @@ class Journal:
         except BaseException as error:
             self._error = error
             logger.exception("what the journal follows could not be taken in")
+
+    def checkpoint(self, cuts: Sequence[Cut]) -> None:
+        """A checkpoint is on its way, with all that was sent off."""
+        self.saying.checkpoint(cuts, {name: buffer.live_set for name, buffer in self._buffers.items()})
 
     def in_background(self) -> None:
         """Flush pending steps to the journal, from its thread and with the lock. The next call raises any error."""

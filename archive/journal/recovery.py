@@ -348,27 +348,35 @@ def _tell(run: str, made: Commit, found: Mapping[int, RankTail], fold: SessionFo
 
 def leave_behind(storage: Storage, head: Commit, run: str, left: Mapping[int, int], start: Resume) -> None:
     """Log the durable additions of a run's newest session that no session goes on from. left: rank -> number of journal
-    objects. ConflictError if the new session's checkpoint was recovered from that session, which went on."""
+    objects. ConflictError if that session went on after it was recovered, or after a plan that takes all that it has.
+    """
     entry = head.runs[run]
-    mark = entry.latest_replay
-    if mark is not None and start.forked_from is None and mark.commit > start.seen:
+    mark, known = entry.latest_replay, {start.checkpoint, None if start.origin is None else start.origin.commit}
+    later = mark is not None and start.forked_from is None and mark.commit > start.seen and mark.commit not in known
+    recovered = None
+    if mark is not None and (mark.commit, mark.session) == (start.checkpoint, entry.session):
+        recovered = Checkpoints(storage, head).at_commit(mark.commit, mark.manifest).record.recovered
+    if left and (recovered is not None or start.takes_all):  # damaged objects do not count
+        left = {rank: one.objects for rank, one in tails.read(storage, head, run).items() if one.objects}
+    if left and (recovered is not None or start.takes_all):
+        since = "its journal was recovered" if recovered is not None else "the new session was planned"
+        raise ConflictError(
+            f"session {entry.session!r} of run {run!r} went on after {since}, and has journaled more "
+            f"({ranks(left)}, in {sum(left.values())} objects); no session was opened. It can journal no more: call "
+            f"arc.recover({run!r}) again, and begin from its checkpoint"
+        )
+    if later and start.takes_all and mark is not None:
+        raise ConflictError(
+            f"session {entry.session!r} of run {run!r} made the checkpoint of commit {mark.commit} after the new "
+            f"session was planned; no session was opened: plan arc.recover({run!r}), and begin from that"
+        )
+    if later and mark is not None:
         logger.warning(
             "run %r: commit %d has a checkpoint of session %r that is newer than the one the session that "
             "begins now goes on from; it is left behind: to keep it, start again from that checkpoint",
             run,
             mark.commit,
             mark.session,
-        )
-    recovered = None
-    if mark is not None and (mark.commit, mark.session) == (start.checkpoint, entry.session):
-        recovered = Checkpoints(storage, head).at_commit(mark.commit, mark.manifest).record.recovered
-    if recovered is not None:  # it left out damaged objects, and incomplete ticks: they do not count
-        left = {rank: one.objects for rank, one in tails.read(storage, head, run).items() if one.objects}
-    if left and recovered is not None:
-        raise ConflictError(
-            f"session {entry.session!r} of run {run!r} went on after its journal was recovered, and has journaled more "
-            f"({ranks(left)}, in {sum(left.values())} objects); no session was opened. It can journal no more: call "
-            f"arc.recover({run!r}) again, and begin from its checkpoint"
         )
     if left:
         logger.warning(

@@ -322,10 +322,12 @@ def _end_rank(log: CommitLog, who: Place, session: str, journal: tuple[int, int]
     ended its journal. journal: the rank, and the number of its next object as of the newest checkpoint."""
     rank, start = journal
     storage, number = log.storage, start
+    block = layout.with_feature(layout.format_block(layout.PART_VERSION), layout.ENDS)
     while True:
         marker = TickIndex(
-            who.run, session, rank, number, secrets.token_hex(8), 0, seen=log.head.sighting, ended_by=who.session
-        )
+            who.run, session, rank, number, secrets.token_hex(8), 0, seen=log.head.sighting, ended_by=who.session,
+            format=block,
+        )  # fmt: skip
         try:
             storage.create_once(marker.key, pack(marker, {}, [])[0])
         except AlreadyExistsError:
@@ -334,10 +336,22 @@ def _end_rank(log: CommitLog, who: Place, session: str, journal: tuple[int, int]
                 number = _last_there(storage, session, rank, number)
                 known = ended_by(storage, layout.journal_key(session, rank, number))
             if known is not None:
-                return number - start, known != who.session
+                return _whole(storage, session, rank, start, number), known != who.session
             number += 1
         else:
-            return number - start, True
+            return _whole(storage, session, rank, start, number), True
+
+
+def _whole(storage: Storage, session: str, rank: int, start: int, stop: int) -> int:
+    """The number of objects from `start` to `stop`, less the last ones, of a tick that is not complete."""
+    while stop > start:
+        try:
+            if not index_at(storage, layout.journal_key(session, rank, stop - 1)).goes_on:
+                break
+        except (IntegrityError, MissingObjectError):
+            break
+        stop -= 1
+    return stop - start
 
 
 def _last_there(storage: Storage, session: str, rank: int, number: int) -> int:

@@ -6,52 +6,156 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from archive.arrays import Steps
-from archive.base import AlreadyExistsError, ColumnError, SessionInUseError, SupersededError, jsontree, layout
+from archive.base import (
+    AlreadyExistsError,
+    ColumnError,
+    SessionInUseError,
+    SupersededError,
+    UsageError,
+    cached_property,
+    escape,
+    jsontree,
+    layout,
+)
 from archive.journal import tails
 from archive.log import Place, Sighting, tablefiles
-from archive.saved import Delta, TickIndex, Values, pack
+from archive.saved import Kind, TickColumn, TickIndex, Values, changed, described, in_order, newest, pack
 from archive.shard import ShardWriter, encode
-from archive.write import Buffer, Seal, Stretch, Upload, Written, encoded, live
+from archive.write import Buffer, Column, Cut, LiveSet, Seal, Stretch, Upload, Written, encoded, live
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 Name = tuple[str, str]  # of a buffer, and of its column or attribute
-ALL = ""  # in place of an episode's id: all live steps
+_MOST_BASES = 3
+
+
+class GivenValues:
+    """Values of a column as somebody said them, of steps at positions of env rows; `whole`: of all that are live. The
+    addresses of the steps are found when they are needed, in the background."""
+
+    def __init__(self, column: Column, steps: Steps, live_set: LiveSet, *, whole: bool = False) -> None:
+        self.column, self.whole = column, whole
+        self._steps, self._live_set = steps, live_set
+
+    @cached_property
+    def values(self) -> Values:
+        """The values by addresses."""
+        return Values(self.column, *self._live_set.written(in_order(self._steps)))
+
+
+Base = tuple[GivenValues, ...]  # from the oldest to the newest, the first one of all live steps
+
+
+@dataclass(frozen=True)
+class TickChanges:
+    """One tick beside its steps. columns: of each what was said, and what was known before (see Saying)."""
+
+    gone: Mapping[str, Sequence[Stretch]]
+    columns: Mapping[Name, tuple[Sequence[GivenValues], Sequence[Base]]]
+    attributes: Mapping[Name, Mapping[str, Any]]
+    progress: str | None = None
+    live: pa.Table | None = None
+
+    @property
+    def says(self) -> bool:
+        """True if it says anything; for the background, as columns may take a moment."""
+        some = self.progress is not None or self.live is not None
+        return some or bool(self.gone or self.attributes or self._changed)
+
+    @cached_property
+    def _changed(self) -> dict[Name, Values]:
+        """The values of columns that are not as they were known to be."""
+        out = {}
+        for name, (said, bases) in self.columns.items():
+            values = newest([one.values for one in said])
+            values = changed(values, [[one.values for one in base] for base in bases])
+            if len(values.column.array) or not bases:
+                out[name] = values
+        return out
+
+    def described(self) -> tuple[dict[str, dict[str, TickColumn]], dict[str, Any]]:
+        """The columns as the index of the tick's object has them, by buffer and name, and their arrays by path."""
+        columns: dict[str, dict[str, TickColumn]] = {}
+        arrays: dict[str, Any] = {}
+        for (buffer, name), values in self._changed.items():
+            column, own = described(values, f"{escape(buffer)}/{escape(name)}")
+            columns.setdefault(buffer, {})[name] = column
+            arrays |= own
+        return columns, arrays
+
+    @property
+    def texts(self) -> dict[str, dict[str, str]]:
+        """The attributes as the index of the tick's object has them."""
+        out: dict[str, dict[str, str]] = {}
+        for (buffer, name), values in self.attributes.items():
+            out.setdefault(buffer, {})[name] = jsontree.dumps(values, where=f"attributes.{name}")
+        return out
 
 
 class Saying:
-    """The changes since the last tick. Values are replaced, never changed. The writer's lock serialises calls."""
+    """The changes since the last tick: values that are replaced, and never changed. Calls are serialised by the
+    writer's lock.
+
+    What a recovery would find of a column follows from one of its `bases`: what came first is all of it, as a tick or
+    a checkpoint has it, and the rest was said of some steps in later ticks. A checkpoint may fail or not be there yet,
+    so what was known without it stays one. Only values that some base does not have are written.
+    """
 
     def __init__(self) -> None:
-        self._columns: dict[Name, dict[str, Values]] = {}  # by episode, only the newest
+        self._columns: dict[Name, tuple[GivenValues, ...]] = {}
+        self._bases: dict[Name, tuple[Base, ...]] = {}
+        self._kinds: dict[Name, Kind] = {}
         self._attributes: dict[Name, dict[str, Any]] = {}
         self._progress: str | None = None
         self.live: pa.Table | None = None  # rows of a resumed rank's contents at its start
 
     def columns(self, inner: Buffer, columns: Mapping[str, Any]) -> None:
-        """Add values of columns of a buffer: name -> {episode id: one value for each of its live steps}, or values of
-        all live steps, which replace those of single episodes."""
-        runs, numbers = inner.live_set.runs(), inner.streams.records.number_of
+        """Values of columns of a buffer: name -> {episode id: one value a live step of it}, or of all live steps, which
+        come in place of what was said of some."""
+        runs, records = inner.live_set.runs(), inner.streams.records
         runs, made = runs.pick(runs.length > 0), dict(self._columns)
         for name, given in columns.items():
-            key = inner.name, name
-            if isinstance(given, Mapping):
-                known = [-1 if (number := numbers(one)) is None else number for one in given]
+            some, whole = runs, not isinstance(given, Mapping)
+            if not whole:
+                known = [-1 if (number := records.number_of(one)) is None else number for one in given]
                 some = runs.pick(np.isin(runs["episode"], known))
-                each = zip(known, given.items(), strict=True)
-                parts = {one: _values(inner, name, {one: v}, some.pick(some["episode"] == n)) for n, (one, v) in each}
-                values = made.get(key, {}) | {n: one for n, one in parts.items() if len(one.column.array)}
-                _check_alike(key, values)
-            else:
-                values = {ALL: _values(inner, name, given, runs)}
-            made |= {key: values} if values else {}
+            column = live.column(name, given, some, records)
+            self._add(made, (inner.name, name), GivenValues(column, some, inner.live_set, whole=whole))
         self._columns = made
+
+    def changes(self, inner: Buffer, changes: Mapping[str, Any]) -> None:
+        """New values of some steps: name -> (env ids, positions, values)."""
+        made = dict(self._columns)
+        for name, given in changes.items():
+            if not isinstance(given, tuple) or len(given) != 3:
+                raise UsageError(f"changes of column {name!r} are no tuple (env ids, positions, values)")
+            steps = inner.steps_at(*given[:2])
+            column = live.values_of(name, given[2], steps)
+            kind = column.dtype, column.array.shape[1:]
+            if (known := self._kinds.get((inner.name, name), kind)) != kind:
+                raise ColumnError(
+                    f"changes of column {name!r} of buffer {inner.name!r} have values of {kind}, and it has {known}: "
+                    "give values of the same dtype and shape, or the whole column"
+                )
+            self._add(made, (inner.name, name), GivenValues(column, steps, inner.live_set))
+        self._columns = made
+
+    def _add(self, made: dict[Name, tuple[GivenValues, ...]], key: Name, one: GivenValues) -> None:
+        """Keep values for the next tick, whose values of a column lie in one array."""
+        if not one.whole and not len(one.column.array):
+            return
+        made[key] = (one,) if one.whole else (*made.get(key, ()), one)
+        kinds = {(said.column.dtype, said.column.array.shape[1:]) for said in made[key]}
+        if len(kinds) > 1:
+            raise ColumnError(f"column {key[1]!r} of buffer {key[0]!r} has values of several dtypes or shapes: {kinds}")
+        self._kinds = self._kinds | {key: kinds.pop()}
 
     def attributes(self, inner: Buffer, attributes: Mapping[str, Mapping[str, Any]]) -> None:
         """Add values of attributes of a buffer: name -> {episode id: JSON value}."""
@@ -65,29 +169,33 @@ class Saying:
         """Set the run's counters, as JSON."""
         self._progress = jsontree.dumps(value, where="progress")
 
-    def take(self, gone: Mapping[str, Sequence[Stretch]]) -> Delta:
-        """The changes, and the evictions; the next tick starts empty."""
-        out = Delta()
-        out.gone = {buffer: [*steps] for buffer, steps in gone.items()}
-        out.live, out.progress = self.live, self._progress
-        for (buffer, name), values in self._columns.items():
-            out.columns.setdefault(buffer, {})[name] = [*values.values()]
-        for (buffer, name), given in self._attributes.items():
-            out.attributes.setdefault(buffer, {})[name] = given
+    def take(self, gone: Mapping[str, Sequence[Stretch]]) -> TickChanges:
+        """The changes, and what is gone; the next tick begins anew."""
+        columns = {key: (said, self._bases.get(key, ())) for key, said in self._columns.items()}
+        out = TickChanges(gone, columns, self._attributes, self._progress, self.live)
+        self._bases = self._bases | {key: _after(*one) for key, one in columns.items()}
         self._columns, self._attributes, self._progress, self.live = {}, {}, None, None
         return out
 
+    def checkpoint(self, cuts: Sequence[Cut], live_sets: Mapping[str, LiveSet]) -> None:
+        """A checkpoint is on its way from which a recovery goes on once it is there: with these columns, and none of
+        those that were said before."""
+        bases = {}
+        for key, known in self._bases.items():
+            cut = next((one for one in cuts if one.name == key[0] and key[1] in one.columns), None)
+            if cut is not None and 0 < len(known) < _MOST_BASES:
+                saved = GivenValues(cut.columns[key[1]], cut.runs, live_sets[key[0]], whole=True)
+                bases[key] = (*known, (saved,))
+        every = {(cut.name, name): column for cut in cuts for name, column in cut.columns.items()}
+        self._kinds = self._kinds | {key: (one.dtype, one.array.shape[1:]) for key, one in every.items()}
+        self._bases = bases
 
-def _values(inner: Buffer, name: str, given: Any, runs: Steps) -> Values:
-    """Values of the steps of these ranges."""
-    return Values(live.column(name, given, runs, inner.streams.records), inner.live_set.addresses(runs))
 
-
-def _check_alike(name: Name, values: Mapping[str, Values]) -> None:
-    """Refuse values of one tick that do not fit in one array."""
-    kinds = {(one.column.dtype, one.column.array.shape[1:]) for one in values.values() if len(one.column.array)}
-    if len(kinds) > 1:
-        raise ColumnError(f"column {name[1]!r} of buffer {name[0]!r} has values of several dtypes or shapes: {kinds}")
+def _after(said: Base, bases: tuple[Base, ...]) -> tuple[Base, ...]:
+    """The bases once a tick has said this. None are kept that take more memory than a whole column twice."""
+    made = (said,) if said[0].whole else tuple((*base, *said) for base in bases)
+    long = (sum(len(one.column.array) for one in more) > len(first.column.array) for first, *more in made)
+    return () if any(long) else made
 
 
 class JournalObjects:
@@ -115,23 +223,27 @@ class JournalObjects:
     def complete(self, upload: Upload, seal: Seal | None) -> None:
         key, slab, rows = upload.key, upload.slab, upload.rows
         self._sequence = sequence = max(self._sequence, rows.next_sequence)
-        said: Delta = Delta() if seal is None else seal.said
+        said: TickChanges = TickChanges({}, {}, {}) if seal is None else seal.said
         tables = {kind: table for kind in ("segments", "ledger") if (table := getattr(rows, kind)).num_rows}
         tables |= {} if said.live is None else {"live": said.live}
 
         def packed() -> tuple[list[Any], pa.Table]:
             """The object's buffers, and the chunk rows of its shard."""
+            columns, arrays = said.described()
+            scattered = any(one.ranges is not None for of in columns.values() for one in of.values())
+            block = layout.format_block(layout.PART_VERSION)
             index = TickIndex(
                 run=self._place.run, session=self._place.session, rank=self._place.rank, number=upload.number,
                 nonce=secrets.token_hex(8), sequence=sequence, goes_on=seal is None,
                 rows={kind: table.num_rows for kind, table in tables.items()},
-                gone={buffer: tuple(steps) for buffer, steps in said.gone.items()}, columns=said.entries,
+                gone={buffer: tuple(steps) for buffer, steps in said.gone.items()}, columns=columns,
                 attributes=said.texts, progress=said.progress, resumed_from=self._resumed_from, seen=self._seen(),
+                format=layout.with_feature(block, layout.SCATTERED) if scattered else block,
             )  # fmt: skip
             if slab is not None:
-                shard = encoded(self._writer, slab, said.arrays)
+                shard = encoded(self._writer, slab, arrays)
             else:
-                shard = encode(said.arrays, attributes={}) if said.columns else []
+                shard = encode(arrays, attributes={}) if arrays else []
             buffers, placed = pack(index, {kind: table for kind, table in tables.items() if table.num_rows}, shard)
             if seal is not None:
                 self.took(time.monotonic() - seal.made)

@@ -164,15 +164,37 @@ def open_session(
         _check_claimed(log.storage, head, who)
         check(head)
     _claim_rank(log.storage, who, head)
-    if not is_open:  # unless another rank has done so meanwhile: this finds its commit
+    while not is_open:  # unless another rank has done so meanwhile: this finds its commit
+        had_journal = _keeps_journal(log.head, who)
         take_over()
-        _say(log, "open", who, partial(_opened, who, keep, forked_from), origin, journal, may_open)
+
+        def may_open_now(head: Commit, had_journal: bool = had_journal) -> None:
+            may_open(head)
+            if _keeps_journal(head, who) and not had_journal:
+                raise _JournalBegunError
+
+        try:
+            _say(log, "open", who, partial(_opened, who, keep, forked_from), origin, journal, may_open_now)
+        except _JournalBegunError:
+            log.catch_up()
+            continue
+        is_open = True
         who.newest(log.head)
     if origin is not None and log.head.runs[who.run].resumed_from is None:  # its opener gave no origin
         _say(log, "resume", who, lambda parent: parent.runs[who.run], origin, False, who.newest)
     _check_same_origin(log.head, who, origin)
     if journal and log.head.runs[who.run].journal is None:  # its opener keeps none
         _say(log, "journal", who, lambda parent: parent.runs[who.run], None, True, who.newest)
+
+
+class _JournalBegunError(Exception):
+    """A rank of the session before has begun a journal, which is to be ended, too."""
+
+
+def _keeps_journal(head: Commit, who: Place) -> bool:
+    """True if the session whose place is taken keeps a journal."""
+    entry = head.runs.get(who.run)
+    return entry is not None and entry.session != who.session and bool(entry.journal)
 
 
 def _say(

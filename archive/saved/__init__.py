@@ -3,8 +3,8 @@ part of a checkpoint, which is whole, or a tick of a journal, which has what is 
 
 from __future__ import annotations
 
-from archive.saved.delta import Delta, counted
-from archive.saved.fold import FOLDED, Before, Saved, SessionFold
+from archive.saved.columns import Kind, Values, changed, described, in_order, newest
+from archive.saved.fold import FOLDED, Before, Delta, Saved, SessionFold, counted
 from archive.saved.index import (
     UNCONSUMED,
     AttributeRef,
@@ -15,7 +15,7 @@ from archive.saved.index import (
     TickIndex,
     load,
 )
-from archive.saved.object import Part, TickObject, Values, pack
+from archive.saved.object import Part, TickObject, pack
 from archive.saved.part import Request, keeps_rows, name_taken, stage
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Before",
     "ColumnRef",
     "Delta",
+    "Kind",
     "Part",
     "PartIndex",
     "Request",
@@ -35,10 +36,14 @@ __all__ = [
     "TickIndex",
     "TickObject",
     "Values",
+    "changed",
     "counted",
+    "described",
+    "in_order",
     "keeps_rows",
     "load",
     "name_taken",
+    "newest",
     "pack",
     "stage",
 ]

@@ -1,5 +1,6 @@
-"""Pure, no I/O: the buffers of a session's ranks when their journals ended: a fold of the checkpoint before and of each
-rank's ticks, as if all ranks had been cut then.
+"""Pure, no I/O: what ticks of a rank's journal add, checked against where they lie and what came before, without the
+bytes of their shards; and what a session's ranks held when their journals ended: a fold of the checkpoint before it and
+of what each rank's ticks add, as if all ranks had been cut then.
 
 Live are the steps of the checkpoint and those that ticks added, without evicted ones. The newest value that was saved
 or journaled counts.
@@ -9,18 +10,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
 from archive import tables
-from archive.arrays import Ints, Steps, offsets_of, spans
-from archive.base import cached_property, jsontree
-from archive.fields import dtypes
-from archive.saved.delta import Delta
+from archive.arrays import Ints, Steps
+from archive.base import CorruptStateError, cached_property, jsontree
+from archive.saved.columns import Kind, Values, blank, compacted, fill, in_order
 from archive.saved.index import PartIndex
-from archive.tables import NO_ENV, coded
-from archive.write import Column, Cut, Stretch, live_steps, ordered
+from archive.saved.object import TickObject
+from archive.tables import NO_ENV, coded, distinct
+from archive.write import Column, Cut, RankRows, Stretch, live_steps, ordered
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,9 +30,141 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Owner = tuple[int, str]  # rank, buffer
 Saved = tuple[Mapping[str, Column], Mapping[str, Mapping[str, Any]]]  # columns; attributes, {episode id: value}
-Kind = tuple[str, tuple[int, ...]]  # of a column: its dtype, and the shape of a row in stored form
-FOLDED = ("episode_id", *tables.LOCATING)  # columns of the segments table that a fold needs
+FOLDED = ("episode_id", *tables.LOCATING)  # columns of the segments table that a fold asks for
+_TOGETHER = 256  # parts, which take more than what is in them
 _ENDS = ("buffer", "shard", "env_id", "position", "length", "episode_id", "sequence", "last", "reason")
+
+
+# -- what ticks add ----------------------------------------------------------------------------------------------------
+
+
+class Delta:
+    """Additions to a rank's buffers by one tick, or by several in a row.
+
+    live: its contents when its journal began, if it resumed. gone: buffer -> evicted steps. By buffer and name:
+    columns, from the oldest values to the newest; attributes, {episode id: value}.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[pa.Table]] = {"segments": [], "chunks": [], "ledger": []}
+        self.objects = 0
+        self.nbytes = 0
+        self.sequence: int | None = None
+        self.live: pa.Table | None = None
+        self.resumed_from: int | None = None
+        self.progress: str | None = None
+        self.gone: dict[str, list[Stretch]] = {}
+        self.columns: dict[str, dict[str, list[Values]]] = {}
+        self.attributes: dict[str, dict[str, dict[str, Any]]] = {}
+
+    @classmethod
+    def of(cls, tick: TickObject, run: str, after: int) -> Self:
+        """The delta of one object. IntegrityError if it is of another run, or its rows do not continue from `after`."""
+        index, where = tick.index, tick.where
+        if index.run != run:
+            raise CorruptStateError(f"{where} is of run {index.run!r:.80}, not of {run!r:.80}")
+        if index.sequence < after:
+            raise CorruptStateError(f"{where} ends at row {index.sequence}, before the end of its predecessor, {after}")
+        columns = [column.steps for of in index.columns.values() for column in of.values()]
+        for *_, lo, hi in chain(*index.gone.values(), *columns):
+            if lo > hi:
+                raise CorruptStateError(f"{where} names steps {lo} to {hi}, which is no range")
+        out = cls()
+        out.objects, out.nbytes, out.sequence = 1, tick.nbytes, index.sequence
+        out.resumed_from, out.progress = index.resumed_from, index.progress
+        found = {kind: _rows(tick, kind, after) for kind in ("segments", "ledger")} | {"chunks": tick.chunks()}
+        out._parts = {kind: [table] if table.num_rows else [] for kind, table in found.items()}
+        if "live" in index.rows:
+            out.live = tick.table("live")
+            _check_writer(tick, out.live, "live")
+        out.gone = {buffer: [*steps] for buffer, steps in index.gone.items()}
+        out.columns = {b: {name: [values] for name, values in of.items()} for b, of in tick.values().items()}
+        out.attributes = _attributes(tick)
+        return out
+
+    def add(self, later: Delta) -> None:
+        """Add the delta that comes after this one."""
+        self.objects += later.objects
+        self.nbytes += later.nbytes
+        for name in ("sequence", "live", "resumed_from", "progress"):
+            if (value := getattr(later, name)) is not None:
+                setattr(self, name, value)
+        for kind, parts in later._parts.items():
+            self._parts[kind] += parts
+            if len(self._parts[kind]) >= _TOGETHER:  # thousands of small tables take more than their rows
+                self.table(kind)
+        for buffer, steps in later.gone.items():
+            self.gone.setdefault(buffer, []).extend(steps)
+        for buffer, columns in later.columns.items():
+            for name, values in columns.items():
+                own = self.columns.setdefault(buffer, {}).setdefault(name, [])
+                own += values
+                if len(own) >= _TOGETHER:
+                    own[:] = compacted(own)
+        for buffer, attributes in later.attributes.items():
+            for name, given in attributes.items():
+                self.attributes.setdefault(buffer, {}).setdefault(name, {}).update(given)
+
+    def table(self, kind: str) -> pa.Table:
+        """The rows that it adds to a table."""
+        parts = self._parts[kind]
+        if len(parts) != 1:
+            parts[:] = [tables.concat(kind, parts).combine_chunks()]
+        return parts[0]
+
+    @property
+    def rows(self) -> RankRows:
+        """The rows that it adds to tables of a commit."""
+        return RankRows(*map(self.table, RankRows._fields))
+
+
+def _rows(tick: TickObject, kind: str, after: int) -> pa.Table:
+    """The object's rows of a table, if they are its rank's own, numbered from `after` on, and stored in it."""
+    import pyarrow.compute as pc
+
+    index, table, where = tick.index, tick.table(kind), tick.where
+    _check_writer(tick, table, kind)
+    if not table.num_rows:
+        return table
+    numbers = pc.min_max(table["sequence"]).as_py()
+    if numbers["min"] is None or numbers["min"] < after or numbers["max"] >= index.sequence:
+        raise CorruptStateError(
+            f"{where} has {kind} rows {numbers['min']} to {numbers['max']}, not of {after} to {index.sequence}"
+        )
+    if kind == "segments" and {*distinct(table["shard"])} - {index.key}:
+        raise CorruptStateError(f"{where} has rows of steps that are not stored in it")
+    return table
+
+
+def _check_writer(tick: TickObject, table: pa.Table, kind: str) -> None:
+    """The rows must be as many as the index says, of its rank and (contents at the start aside) of its session."""
+    index, where = tick.index, tick.where
+    if table.num_rows != index.rows.get(kind, 0):
+        raise CorruptStateError(f"{where} has {table.num_rows} {kind} rows, its index says {index.rows.get(kind, 0)}")
+    ranks = set(table["rank"].unique().to_pylist())
+    sessions = set() if kind == "live" else set(table["session"].unique().to_pylist())
+    if ranks - {index.rank} or sessions - {index.session}:
+        raise CorruptStateError(f"{where} has {kind} rows of another rank or session")
+
+
+def _attributes(tick: TickObject) -> dict[str, dict[str, dict[str, Any]]]:
+    given = tick.index.attributes
+    out = {b: {n: jsontree.loads(text, where=tick.where) for n, text in of.items()} for b, of in given.items()}
+    if not all(isinstance(value, Mapping) for of in out.values() for value in of.values()):
+        raise CorruptStateError(f"{tick.where} has an attribute that is no object of episodes and values")
+    return out
+
+
+def counted(segments: pa.Table) -> tuple[int, int]:
+    """The numbers of steps and of episodes in rows of the segments table."""
+    import pyarrow.compute as pc
+
+    if not segments.num_rows:
+        return 0, 0
+    return int(pc.sum(segments["length"]).as_py()), int(pc.count_distinct(segments["episode_id"]).as_py())
+
+
+# -- what a session held -----------------------------------------------------------------------------------------------
 
 
 class Before(NamedTuple):
@@ -207,22 +341,23 @@ class SessionFold:
     def _values(self, owner: Owner, runs: Steps, names: set[str]) -> tuple[dict[str, Column], dict[str, str]]:
         """The columns of live steps, and attributes of live episodes as JSON."""
         rank, buffer = owner
-        given: dict[str, list[tuple[Column, Steps]]] = {}
+        given: dict[str, list[Values]] = {}
+        streams = [name[1:] for name in self._streams]
         attributes: dict[str, dict[str, Any]] = {}
         for source in [source for source in self._before.parts if source == rank or not self._before.own]:
-            steps = self._of(self._saved, (source, buffer))
+            steps = in_order(self._of(self._saved, (source, buffer)))
             columns, known = self._before.values(source, buffer)
             for name, column in columns.items():
-                given.setdefault(name, []).append((column, steps))
+                given.setdefault(name, []).append(Values(column, steps, streams))
             for name, of in known.items():
                 attributes.setdefault(name, {}).update(of)
         delta = self._deltas.get(rank) or Delta()
         for name, journaled in delta.columns.get(buffer, {}).items():
-            given.setdefault(name, []).extend((column, self._stretches(buffer, steps)) for column, steps in journaled)
+            given.setdefault(name, []).extend(journaled)
         for name, more in delta.attributes.get(buffer, {}).items():
             attributes.setdefault(name, {}).update(more)
         for name, (dtype, shape) in self._kinds.get(buffer, {}).items():
-            given.setdefault(name, [(Column(_blank(dtype, 0, shape), dtype), self._stretches(buffer, []))])
+            given.setdefault(name, [Values(Column(blank(dtype, 0, shape), dtype), in_order(live_steps()), ())])
         live = {name: {key: value for key, value in of.items() if key in names} for name, of in attributes.items()}
         texts = {name: jsontree.dumps(of, where="attributes") for name, of in live.items()}
         return {name: self._filled(owner, name, runs, values) for name, values in given.items()}, texts
@@ -236,15 +371,15 @@ class SessionFold:
                 out.setdefault(buffer, {}).update((name, (ref.dtype, ref.shape)) for name, ref in refs.items())
         for delta in self._deltas.values():
             for buffer, of in delta.columns.items():
-                newest = {name: values[-1].column for name, values in of.items()}
-                kinds = {name: (column.dtype, column.array.shape[1:]) for name, column in newest.items()}
-                out.setdefault(buffer, {}).update(kinds)
+                out.setdefault(buffer, {}).update((name, values[-1].kind) for name, values in of.items())
         return out
 
-    def _filled(self, owner: Owner, name: str, runs: Steps, given: Sequence[tuple[Column, Steps]]) -> Column:
-        column, lacking = fill(Steps(runs["source"], runs["written"], runs["written"] + runs.length), given)
-        if lacking:
-            self.lacking[*owner, name] = lacking
+    def _filled(self, owner: Owner, name: str, runs: Steps, given: Sequence[Values]) -> Column:
+        numbers = {name[1:]: number for name, number in self._streams.items() if name[0] == owner[1]}
+        wanted = Steps(runs["source"], runs["written"], runs["written"] + runs.length)
+        column, known = fill(wanted, numbers, given)
+        if not known.all():
+            self.lacking[*owner, name] = int((~known).sum())
         return column
 
 
@@ -290,36 +425,3 @@ def _ends(
     each = ((env, sequence, name) for env, (_, sequence, name) in newest.items() if name is not None)
     still |= {env: name for env, sequence, name in each if closed.get(name, -1) < sequence}
     return following, {env: name for env, name in still.items() if lies.get(name, (0, env))[1] == env}
-
-
-# -- values of columns -------------------------------------------------------------------------------------------------
-
-
-def fill(wanted: Steps, given: Sequence[tuple[Column, Steps]]) -> tuple[Column, int]:
-    """The newest value of each step, from values of steps, oldest first; and the number of steps without one: these get
-    NaN where the dtype has it, else its zero. Values of another dtype or shape than the newest ones do not count."""
-    newest, _ = given[-1]
-    own = offsets_of(wanted.length)
-    out = _blank(newest.dtype, int(own[-1]), newest.array.shape[1:])
-    known = np.zeros(len(out), bool)
-    for column, steps in given:
-        if column.dtype == newest.dtype and column.array.shape[1:] == newest.array.shape[1:]:
-            met = wanted.meet(steps)
-            count = met.hi - met.lo
-            at = spans(own[met.left] + met.lo - wanted.lo[met.left], count)
-            theirs = offsets_of(steps.length)[met.right] + met.lo - steps.lo[met.right]
-            out[at] = column.array[spans(theirs, count)]
-            known[at] = True
-    return Column(out, newest.dtype), int((~known).sum())
-
-
-def _blank(dtype: str, count: int, shape: tuple[int, ...]) -> Array:
-    """Rows in stored form, of this shape, for steps without a known value."""
-    kind = dtypes.to_numpy(dtype)
-    if kind.kind in "OUT":
-        return np.full((count, *shape), "null" if dtype == "json" else "", object)
-    has_nan = kind.kind in "fc" or dtype in dtypes.ML_NAMES
-    unknown, _ = dtypes.to_stored(np.full(1, np.nan).astype(kind) if has_nan else np.zeros(1, kind))
-    out: Array = np.empty((count, *shape), unknown.dtype)
-    out[...] = unknown[0]
-    return out

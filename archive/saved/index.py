@@ -155,11 +155,18 @@ class PartIndex(Record):
 
 @dataclass(frozen=True, slots=True)
 class TickColumn(Record):
-    """Values of a column in a tick: an array of its object, and their steps, in its order."""
+    """Values of a column in a tick: an array of its object, and the steps that they are of, in its order.
+
+    These are `steps` or, where there are many stretches, `streams` and the array `ranges`: of each stream the session,
+    rank, env row, first step and number of stretches; in the array, for all stretches, how many steps there are between
+    it and the one before, and then how many it has.
+    """
 
     array: str
     dtype: str
-    steps: tuple[Stretch, ...]
+    steps: tuple[Stretch, ...] = stored((), always=True)
+    streams: tuple[Stretch, ...] = ()
+    ranges: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

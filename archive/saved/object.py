@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Generic, Self
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from archive.fields import dtypes, trees
 from archive.index import ArrayChunks, ShardIndex, chunkindex
 from archive.log import tablefiles
 from archive.read import members_of
+from archive.saved.columns import Values, stretches_of
 from archive.saved.index import (
     LEDGER,
     LEFT_OUT,
@@ -29,7 +30,7 @@ from archive.saved.index import (
 )
 from archive.shard import Member, Placed, ShardView, file_member, indexed, inflate
 from archive.store import Storage
-from archive.write import Column, RankRows, Stretch
+from archive.write import Column, RankRows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -245,13 +246,6 @@ class Part(SavedObject[PartIndex]):
         return [dtypes.from_stored(part, column.dtype) for part in parts]
 
 
-class Values(NamedTuple):
-    """Values of a column, one for each of these steps, in order."""
-
-    column: Column
-    steps: Sequence[Stretch]
-
-
 class TickObject(SavedObject[TickIndex]):
     """An object of a rank's journal, from all its bytes; CorruptStateError if one of them is not as it was written."""
 
@@ -298,12 +292,19 @@ class TickObject(SavedObject[TickIndex]):
         return ShardView(packed if packed[:1] == b"{" else inflate(packed))
 
     def _values(self, column: TickColumn) -> Values:
-        count = sum(steps[4] - steps[3] for steps in column.steps)
-        if column.array not in self._view.paths or self._view.describe(column.array).shape[0] != count:
+        ranges = None
+        if column.ranges is not None:
+            ranges = self._array(column.ranges, 2 * sum(count for *_, count in column.streams))
+        steps, streams = stretches_of(column, ranges, self.where)
+        return Values(Column(self._array(column.array, int(steps.length.sum())), column.dtype), steps, streams)
+
+    def _array(self, path: str, count: int) -> Array:
+        """An array of so many rows; CorruptStateError, before any is read, if it has others."""
+        if path not in self._view.paths or self._view.describe(path).shape[0] != count:
             raise CorruptStateError(
-                f"{self.where} has no array {column.array!r:.80} of {count} rows, as its columns say; {self.damage}"
+                f"{self.where} has no array {path!r:.80} of {count} rows, as its columns say; {self.damage}"
             )
-        own = [one for one in self.index.members if one.array == column.array]
+        own = [one for one in self.index.members if one.array == path]
         chunks = dict(zip((one.name for one in own), self._get([self._range(one) for one in own]), strict=True))
-        (values,) = self._view.read_many(column.array, [(0, count)], chunks)
-        return Values(Column(values, column.dtype), column.steps)
+        (values,) = self._view.read_many(path, [(0, count)], chunks)
+        return values

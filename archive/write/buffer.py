@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-Say = Callable[["Buffer", Any, Any, Any], None]  # columns, attributes and progress
-_COLUMNS_BYTES = 16 * 1024 * 1024  # memory for columns; larger ones have their own
+Say = Callable[["Buffer", Any, Any, Any, Any], None]  # columns, attributes, progress and changes
+_COLUMNS_BYTES = 16 * 1024 * 1024  # a piece of memory for columns; larger ones have their own
 
 
 class Buffer:
@@ -66,9 +66,10 @@ class Buffer:
             lambda shard: intake.reward_field(self._declared, shard),
         )  # fmt: skip
         self._kinds = Kinds(name)
-        self._intake = intake.StepIntake(self._kinds.known)
+        self._intake = intake.StepIntake(self._kinds)
         changes.parts += [
             kept(self, "_declared", "_step_weights"), kept(self.losses, "counts"),
+            kept(self._kinds, "_schemas", "_vague", "known"),
             self.streams.kept, self.streams.records.kept, self.live_set.kept, (self.slabs.mark, self.slabs.cut_back),
         ]  # fmt: skip
 
@@ -353,6 +354,22 @@ class Buffer:
         with self._entered():
             return self.streams.next_position(int(env_id))
 
+    def steps_at(self, env_ids: Any, positions: Any) -> Steps:
+        """The steps at positions of env rows, each a row: of one env row (None: added without one), or of as many as
+        there are positions. UsageError for a position that no step has had."""
+        with self._entered():
+            lo = intake.whole_numbers(positions, "positions").reshape(-1)
+            envs = intake.whole_numbers(NO_ENV if env_ids is None else env_ids, "env ids").reshape(-1)
+            if len(envs) not in (1, len(lo)):
+                raise UsageError(f"{len(envs)} env ids do not fit {len(lo)} positions; give one id, or one a position")
+            known, row = np.unique(envs, return_inverse=True)
+            limit = np.array([self.streams.next_position(env) for env in known.tolist()], np.int64)[row]
+            wrong = np.flatnonzero((lo < 0) | (lo >= limit))
+            if len(wrong):
+                env, end, at = (int(np.broadcast_to(one, lo.shape)[wrong[0]]) for one in (envs, limit, lo))
+                raise UsageError(f"env {env} has positions 0 to {end}, and no step at {at}")
+            return Steps(np.broadcast_to(envs, lo.shape), lo, lo + 1)
+
     def live_runs(self) -> tuple[Steps, list[str]]:
         """The live steps as ranges of one episode each, in live order; and the episode id of each range."""
         with self._entered():
@@ -396,10 +413,12 @@ class Buffer:
         columns: Mapping[str, Any] | None = None,
         attributes: Mapping[str, Mapping[str, Any]] | None = None,
         progress: Any = None,
+        *,
+        changes: Mapping[str, Any] | None = None,
     ) -> None:
         """Journal values with the next flush (of a writer with `journal_s=`): see `Writer.journal`."""
         with self._entered(), self._changes(surface=True):
-            self._say(self, columns, attributes, progress)
+            self._say(self, columns, attributes, progress, changes)
 
     # -- for its writer ------------------------------------------------------------------------------------------------
 

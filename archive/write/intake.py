@@ -16,6 +16,7 @@ from archive.fields import (
     Axis,
     Fields,
     FieldSpec,
+    Kinds,
     Path,
     Ragged,
     Schema,
@@ -53,9 +54,9 @@ class StepIntake:
     """The intake of one buffer's steps. Steps that are like the last ones are not examined again, where arrays are
     stored as they are given, one row a step."""
 
-    def __init__(self, known: Mapping[str, FieldSpec]) -> None:
-        """known: the kinds that fields had; empty lists get that kind."""
-        self._known = known
+    def __init__(self, kinds: Kinds) -> None:
+        """kinds: of which kind fields were; empty lists are of that kind."""
+        self._kinds = kinds
         self._declared: Schema | None = None
         self._last: TakenSteps | None = None
         self._like: dict[str, Any] = {}  # nest of the last steps: name, dtype and row of each array
@@ -67,7 +68,7 @@ class StepIntake:
             lengths = set(map(len, data.values()))
             if len(lengths) == 1:
                 return self._last._replace(fields=self._last.fields._replace(length=lengths.pop(), data=data))
-        fields = _of_known_kind(normalise(nest, declared), self._known)
+        fields = _of_known_kind(normalise(nest, declared), self._kinds.known)
         found = TakenSteps(
             fields, shard_schema(fields.specs, declared), any(axis.whole for axis in axes(fields).values())
         )

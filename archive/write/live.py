@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from archive.arrays import Ints, Steps
 from archive.base import ColumnError, Count, UsageError, cached_property, check_text, escape, jsontree
 from archive.fields import dtypes, nests, trees
 from archive.log import ForkedFrom, Origin
+from archive.tables import NO_ENV
 from archive.write.changes import kept
 from archive.write.episodes import EpisodeRecord, EpisodeRecords
 
@@ -189,23 +191,31 @@ class LiveSet:
             out += self._at(left.minus(self._said))
             self._said, self._left = Steps.joined([self._said, left.pick(left.lo == 0)]).union(), []
         if self._left_runs:
-            out += self.addresses(joined(ordered(Steps.joined(self._left_runs))))
+            out += self._at(joined(ordered(Steps.joined(self._left_runs))).placed)
             self._left_runs = []
         return tuple(out)
 
-    def addresses(self, runs: Steps) -> list[Stretch]:
-        """The places where live steps were written, row by row."""
-        end = runs["written"] + np.maximum(1, runs.length)
-        rows = zip(*(column.tolist() for column in (runs["source"], runs.stream, runs["written"], end)), strict=True)
-        return [(*((*self._own, env) if n == OWN else self.streams[n]), lo, hi) for n, env, lo, hi in rows]
-
     def _at(self, places: Steps) -> list[Stretch]:
-        """Steps at offsets of env rows: in their own streams, and in those that were taken over."""
-        first = np.array([self._first.get(env, 0) for env in places.stream.tolist()], np.int64)
+        """The addresses of steps at positions of env rows."""
+        steps, streams = self.written(places)
+        rows = zip(steps.stream.tolist(), steps.lo.tolist(), steps.hi.tolist(), strict=True)
+        return [(*streams[number], lo, hi) for number, lo, hi in rows]
+
+    def written(self, places: Steps) -> tuple[Steps, list[Stream]]:
+        """The addresses of steps at positions of env rows, by the place of a stream among the streams, with what else
+        `places` has: those of the writer's own streams, and those that were taken over. Any thread may ask."""
+        envs, row = np.unique(places.stream, return_inverse=True)
+        first = np.array([self._first.get(env, 0) for env in envs.tolist()], np.int64)[row]
         own = places.cut(slice(None), np.maximum(places.lo, first), places.hi)
-        met = places.meet(self._foreign.placed)
-        taken = self._foreign.cut(met.right, met.lo, met.hi)
-        return self.addresses(_own(own.pick(own.length > 0))) + self.addresses(taken)
+        met, foreign = places.meet(self._foreign.placed), self._foreign
+        taken = places.cut(met.left, met.lo, met.hi)
+        lo = foreign["written"][met.right] + met.lo - foreign.lo[met.right]
+        other = -2 - foreign["source"][met.right]  # below all env rows
+        theirs = Steps(other, lo, lo + taken.length, follows=taken.follows, **taken.columns)
+        both = Steps.joined([own.pick(own.length > 0), theirs])
+        codes, stream = np.unique(both.stream, return_inverse=True)
+        names = [(*self._own, code) if code >= NO_ENV else self.streams[-2 - code] for code in codes.tolist()]
+        return Steps(stream, both.lo, both.hi, follows=both.follows, **both.columns), names
 
     # -- a checkpoint --------------------------------------------------------------------------------------------------
 
@@ -309,8 +319,16 @@ def column(name: str, value: Any, runs: Steps, records: EpisodeRecords, empty: E
             f"column {name!r} has {count}, the buffer has {steps} live steps; give one value a live step, in the "
             "order of w.live, or a dict of episode id to array"
         )
-    stored, logical = dtypes.to_stored(array)
-    return _copied(stored, logical, empty)
+    return _copied(*dtypes.to_stored(array), empty)
+
+
+def values_of(name: str, value: Any, steps: Steps) -> Column:
+    """Values of a column, copied: one each of these steps; ColumnError if there are others."""
+    array = nests.as_array(value, check_text(name, "column name"))
+    if array.ndim == 0 or len(array) != len(steps):
+        count = "no axis" if array.ndim == 0 else f"{len(array)} values"
+        raise ColumnError(f"column {name!r} has {count} for {len(steps)} positions; give one value a position")
+    return _copied(*dtypes.to_stored(array), np.empty)
 
 
 def _copied(stored: Array, logical: str, empty: Empty) -> Column:
@@ -340,17 +358,34 @@ def _by_episode(name: str, values: Mapping[str, Any], runs: Steps, records: Epis
             f"column {name!r} has {len(arrays[wrong[0]])} values for episode {wrong[0]!r}, of which {taken[wrong[0]]} "
             "steps are live; give one value a live step"
         )
-    return np.concatenate(parts or [a[:0] for a in arrays.values()] or [np.zeros(0)])
+    return _together(name, parts or [a[:0] for a in arrays.values()] or [np.zeros(0)])
+
+
+def _together(name: str, parts: Sequence[Array]) -> Array:
+    """Parts of a column end to end; ColumnError if one dtype does not hold all of their values as they are."""
+    some = [part for part in parts if len(part)] or parts[:1]
+    kinds = {(part.dtype.name, part.shape[1:]) for part in some}
+    if len({shape for _, shape in kinds}) == 1:
+        with np.errstate(all="ignore"), suppress(TypeError):  # of dtypes that have none in common
+            out = np.concatenate(some)
+            if len(kinds) == 1 or all(_same(part, part.astype(out.dtype).astype(part.dtype)) for part in some):
+                return out
+    raise ColumnError(f"column {name!r} has values of several dtypes or shapes, give all of them one: {sorted(kinds)}")
+
+
+def _same(some: Array, others: Array) -> bool:
+    return some.dtype.kind not in "iu" or bool((some == others).all())
 
 
 def attribute(name: str, values: Mapping[str, Any], runs: Steps, records: EpisodeRecords) -> str:
-    """An attribute of the episodes of these ranges, as JSON; ColumnError if it has a value for another."""
-    live = {records.id_of(i) for i in np.unique(runs["episode"]).tolist()}
-    unknown = [k for k in values if k not in live]
-    if unknown:
-        raise ColumnError(
-            f"attribute {name!r} has a value for {unknown[0]!r}, which is not among the {len(live)} live episodes"
-        )
+    """An attribute of episodes of these runs, as JSON; ColumnError if it has a value for another."""
+    numbers = [-1 if (number := records.number_of(key)) is None else number for key in values]
+    for key, is_live in zip(values, np.isin(numbers, runs["episode"]).tolist(), strict=True):
+        if not is_live:
+            count = len(np.unique(runs["episode"]))
+            raise ColumnError(
+                f"attribute {name!r} has a value for {key!r}, which is not among the {count} live episodes"
+            )
     return jsontree.dumps(dict(values), where=f"attributes.{check_text(name, 'attribute name')}")
 
 
@@ -399,3 +434,4 @@ class Resume:
     forked_from: ForkedFrom | None = None  # where a new run begins there
     saved_by: int | None = None  # the number of ranks that saved it
     holders: Callable[[], Mapping[str, int]] = field(default=dict, compare=False)  # episode -> rank that has it live
+    takes_all: bool = False  # all that the run has, as of `seen`, is gone on from: nothing may be left behind unawares

@@ -216,6 +216,8 @@ class Pipeline:
             if self._broken is not None:
                 raise self._broken
             self._put_into_draft(work)
+            if isinstance(work, Seal):
+                work.said = None  # it stays until it is committed, and what was said may be large
         except BaseException as error:
             self._broken, draft, self._draft = error, self._draft, None
             for one in [work, *(draft.works if draft else [])]:

@@ -15,6 +15,7 @@ import pytest
 import archive
 import resharding
 from archive import facade
+from archive.base import layout
 from archive.journal import tails
 from archive.log import Place, sessions
 from archive.maintain import verify
@@ -234,6 +235,75 @@ def test_the_end_comes_after_all_that_is_there(ticks: int) -> None:
     die(old)
 
 
+@pytest.mark.parametrize("act", ["journals", "checkpoints", "both"])
+@pytest.mark.parametrize("tails", [None, "archive", "ignore"])
+def test_a_plan_that_takes_all_is_refused_where_the_old_job_went_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, act: str, tails: str | None
+) -> None:
+    """Nothing was journaled beyond the checkpoint when it was planned, so nobody chose to leave anything behind."""
+    arc = fresh()
+    (old,) = alive(arc)
+    old.checkpoint(2, wait=True)
+    looked = archive.open(arc.url)
+    share = resharding.plan(looked.checkpoints.latest, world_size=2, tails=tails).share(0)
+
+    def goes_on() -> None:
+        if act != "journals":
+            old.checkpoint(3, wait=True)
+        if act != "checkpoints":
+            acknowledged(old, "in between")
+
+    between(monkeypatch, goes_on)
+    if tails == "ignore":
+        with caplog.at_level(logging.WARNING):
+            die(looked.writer(resume=share, session="new", journal_s=NEVER_S))
+        assert "left behind" in caplog.text or "objects behind" in caplog.text
+    else:
+        with pytest.raises(archive.ConflictError, match=r"planned.*no session was opened.*arc.recover\('main'\)"):
+            looked.writer(resume=share, session="new", journal_s=NEVER_S)
+        again = archive.open(arc.url)
+        plan = resharding.plan(again.recover(), world_size=1)
+        new = again.writer(resume=plan.share(0), session="newer", journal_s=NEVER_S)
+        wanted = {"first-0", "second-0"} | ({"in between"} if act != "checkpoints" else set())
+        assert {*new.live["episode_id"].to_pylist()} == wanted
+        die(new)
+    refused(old)
+    die(old)
+
+
+def test_objects_of_a_tick_that_is_not_complete_count_for_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    for whole in (False, True):
+        arc = fresh()
+        (old,) = alive(arc, saved=False)
+        old.checkpoint(1, wait=True)
+        first = old._pipeline.number
+        if whole:
+            acknowledged(old, "whole")
+        with old.together():
+            old.add_episode({"x": np.arange(3)}, episode_id="a")
+            old.add_episode({"text": np.array(["x", "y"])}, episode_id="b")
+        old.sync()
+        arc.storage.delete([f"journal/old/rank-00000/{old._pipeline.number - 1:09d}.zip"])
+        assert old._pipeline.number - first == 2 + whole
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            die(archive.open(arc.url).writer(resume=arc.refresh().checkpoints.latest, session="new"))
+        assert ("leaves these 1 objects behind" in caplog.text) == whole
+        assert ("behind" in caplog.text) == whole
+        die(old)
+
+
+def test_a_reader_that_does_not_know_that_journals_end_refuses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    arc = fresh()
+    (old,) = alive(arc)
+    entry = arc.refresh().head.runs["main"]
+    assert tails._end_rank(arc._log(), Place(0, 1, "main", "new"), "old", (0, entry.journal[0])) == (1, True)
+    monkeypatch.setattr(layout, "FEATURES", layout.FEATURES - {"ended journals"})
+    with pytest.raises(archive.UpgradeError, match="features ended journals"):
+        arc.tails()
+    die(old)
+
+
 def test_a_checkpoint_that_comes_in_between_moves_the_end_and_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -255,6 +325,26 @@ def test_a_checkpoint_that_comes_in_between_moves_the_end_and_is_told(
     assert "is newer than the one the session" in caplog.text
     refused(old)
     die(old)
+
+
+def test_a_journal_that_another_rank_begins_in_between_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks of a job are given different `journal_s`, and one of them comes late."""
+    arc = fresh()
+    late: list[archive.Writer] = []
+    plain = archive.open(arc.url).writer(0, 2, session="old")
+    whole = facade._take_over
+
+    def take_over(*args: Any) -> None:
+        whole(*args)
+        if not late:
+            late.append(archive.open(arc.url).writer(1, 2, session="old", journal_s=NEVER_S))
+            acknowledged(late[0], "in between")
+
+    monkeypatch.setattr(facade, "_take_over", take_over)
+    new = archive.open(arc.url).writer(session="new", journal_s=NEVER_S)
+    refused(late[0])
+    assert "in between" in arc.refresh().episodes.table["episode_id"].to_pylist()
+    die(plain, *late, new)
 
 
 def test_who_was_ended_puts_nothing_again_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -60,7 +60,7 @@ def test_columns_states_and_progress_come_along(caplog: pytest.LogCaptureFixture
     assert made.progress == {"n": 2}
     assert made.metrics == {"r": 2.0}
     told = caplog.text
-    assert "took 1 objects of the journal of rank 0, with 3 steps of 1 episodes, up to number 2: there is no" in told
+    assert "recovered 1 journal objects of rank 0, with 3 steps of 1 episodes, up to number 2: there is no" in told
     assert "column 'p' of buffer 'replay', rank 0: 3 steps were journaled without a value" in told
 
 

@@ -164,20 +164,46 @@ class Job:
         said = {"columns": {"p": column} if column else None, "attributes": {"q": attribute} if attribute else None}
         self.w.journal(**said, progress=self.progress, buffer=name)
 
+    def say_all(self, name: str) -> None:
+        """A value of each live step, of which few are others than before."""
+        held = self.held[name]
+        known = held.column or {}
+        new = {number: known.get(number, np.nan) for number in held.order}
+        for number in held.order:
+            if number not in known or not self.rng.integers(0, 4):
+                new[number] = float(self.rng.integers(0, 3))
+        held.column = {**known, **new}
+        self.w.journal(columns={"p": np.array([new[number] for number in held.order])}, buffer=name)
+
+    def change(self, name: str) -> None:
+        """Values of some steps by their positions, of some that have left and of one step twice, too."""
+        held = self.held[name]
+        env = int(self.rng.choice(sorted(held.next))) if held.next else 0
+        if not held.next.get(env):
+            return
+        places = self.rng.integers(0, held.next[env], 4).tolist()
+        values = self.rng.integers(0, 3, 4).astype(float).tolist()
+        held.column = dict(held.column or {})
+        for place, value in zip(places, values, strict=True):
+            if (env, place) in held.steps:
+                held.column[held.steps[env, place]] = value
+        known = None if env < 0 else env
+        self.w.journal(changes={"p": (known, np.array(places), np.array(values))}, buffer=name)
+
     def tick(self) -> None:
         """All that was done is durable."""
         number = self.w.sync().number
         self.seen[number] = ({name: held.copy() for name, held in self.held.items()}, self.progress)
 
     def checkpoint(self, step: int) -> Any:
-        """Begin one, with a value for each live step and some episodes."""
+        """Begin one, with a value for each live step, now and then without, and some episodes."""
         given = {}
         for name, held in self.held.items():
-            column, some = self.rng.random(len(held.order)), sorted(held.episodes)[:3]
-            held.column = dict(zip(held.order, column.tolist(), strict=True))
+            column, some = self.rng.integers(0, 3, len(held.order)).astype(float), sorted(held.episodes)[:3]
+            held.column = dict(zip(held.order, column.tolist(), strict=True)) if self.rng.integers(0, 4) else None
             held.attribute = dict.fromkeys(some, step)
             given[name] = {
-                "columns": {"p": column},
+                "columns": {"p": column} if held.column is not None else {},
                 "attributes": {"q": held.attribute},
                 "state": {"at": step, "name": name},
             }
@@ -188,6 +214,7 @@ class Job:
     def act(self, count: int) -> None:
         """So many things at random, and a tick now and then."""
         verbs = [self.add, self.append, self.append, self.evict, self.remove, self.close, self.say]
+        verbs += [self.say_all, self.change]
         for _ in range(count):
             verbs[int(self.rng.integers(0, len(verbs)))](BUFFERS[int(self.rng.integers(0, 4)) // 3])
             if not self.rng.integers(0, 3):

@@ -57,9 +57,9 @@ def left_of(arc: archive.Archive, session: str, buffer: str = "replay") -> set[t
 def live_of(w: Any, buffer: str = "replay") -> set[tuple[Any, ...]]:
     """The addresses of the steps that are live in a writer's buffer."""
     inner = w._buffers[buffer]
-    runs = inner.live_set.runs()
-    places = zip(inner.live_set.addresses(runs), runs.length.tolist(), strict=True)
-    return {(*stream, p) for (*stream, lo, _), n in places for p in range(lo, lo + n)}
+    steps, streams = inner.live_set.written(inner.live_set.runs())
+    places = zip(steps.stream.tolist(), steps.lo.tolist(), steps.hi.tolist(), strict=True)
+    return {(*streams[number], p) for number, lo, hi in places for p in range(lo, hi)}
 
 
 def group(arc: archive.Archive, session: str, number: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -301,3 +302,16 @@ def test_an_episode_that_begins_without_steps_ends_with_its_last_one() -> None:
     (row,) = reopened(arc).episodes.table.to_pylist()
     assert (row["episode_id"], row["length"], row["complete"], row["terminated"]) == ("x", 1, True, True)
     assert reopened(arc).episodes[0].read()["t"].tolist() == [7]
+
+
+def test_of_what_kind_fields_are_is_taken_back_with_a_refused_call() -> None:
+    arc = fresh()
+    with arc.writer(schema=archive.Schema(axes={"token": "ragged"})) as w:
+        w.add_episode({"token": [[1, 2], [3]]}, episode_id="a")
+        refused = contextlib.suppress(NotFoundError)
+        with refused, w.exclusive() as inner:
+            inner.add_episode({"token": [[0.5], [1.5]]}, episode_id="b")
+            inner.remove("nobody")
+        w.add_episode({"token": [[], []]}, episode_id="c")
+    read = {e.id: e.read()["token"] for e in reopened(arc).episodes}
+    assert [one.dtype for one in read["c"]] == [np.dtype(np.int64)] * 2
