@@ -41,6 +41,7 @@ class Page:
         self._socket, self._number = socket, 0
         self.complaints: list[str] = []
         self.requests: list[str] = []
+        self._loads = 0
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
         self._number += 1
@@ -62,12 +63,21 @@ class Page:
             self.complaints.append(str(params["entry"]))
         elif event["method"] == "Network.requestWillBeSent":
             self.requests.append(params["request"]["url"])
+        elif event["method"] == "Page.loadEventFired":
+            self._loads += 1
 
     async def open(self, url: str) -> None:
         for domain in ("Runtime", "Log", "Network", "Page"):
             await self.call(f"{domain}.enable")
         await self.call("Page.navigate", url=url)
         await self.until("document.readyState === 'complete'")
+
+    async def reload(self) -> None:
+        """The page anew, once it is loaded: what is evaluated before that may go with the old one."""
+        before = self._loads
+        await self.call("Page.reload")
+        while self._loads == before:
+            self._note(json.loads((await self._socket.receive(timeout=START_S)).data))
 
     async def click(self, selector: str) -> None:
         """A real click in the middle of the first element that the selector finds, once it is there."""

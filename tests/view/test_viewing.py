@@ -371,7 +371,7 @@ def test_who_was_let_in_by_a_code_goes_on(url: str, browser: str) -> None:
 
     async def reloads(page: Page) -> None:
         await lives(page)
-        await page.call("Page.reload")
+        await page.reload()
         await lives(page)
 
     with serve(archive.open(url)) as viewer:

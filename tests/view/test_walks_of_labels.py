@@ -91,7 +91,7 @@ async def _left(page: Page) -> None:
     await page.until("document.querySelector('.label-many button:not(:disabled)') !== null")
     await page.press("3")
     await page.until("document.querySelector('.label-many .state')?.innerText === '1 not saved yet'")
-    await page.call("Page.reload")
+    await page.reload()
     await page.until("document.querySelector('.grid')?.innerText.includes('label.flagged')")
 
 

@@ -87,15 +87,15 @@ export class Chart {
   constructor(field, lines, length, cursor) {
     Object.assign(this, { field, cursor });
     this.lines = lines.map((line, i) => ({ ...line, y: line.y.map(Number), color: i % COLORS, on: true }));
-    this.at = el("div", { class: "curve-cursor" });
-    this.place = el("div", { class: "curve", role: "img", "aria-label": `${field} over ${length} steps` });
-    this.values = el("span", { class: "values" });
+    this.at = el("div.curve-cursor");
+    this.place = el("div.curve", { role: "img", "aria-label": `${field} over ${length} steps` });
+    this.values = el("span.values");
     const told = lines[0]?.derived ? "from rewards" : "";
-    this.controls = el("span", { class: "controls" });
+    this.controls = el("span.controls");
     this.node = el(
-      "section",
-      { class: "chart", "aria-label": field },
-      el("header", {}, el("strong", {}, field), el("span", { class: "quiet-text" }, told), this.controls, this.values),
+      "section.chart",
+      { "aria-label": field },
+      el("header", el("strong", field), el("span.quiet-text", told), this.controls, this.values),
       this.place,
     );
     this._legend();
@@ -167,7 +167,7 @@ export class Chart {
     fill(
       this.values,
       this.lines.map((line, i) => {
-        line.told = el("b", {});
+        line.told = el("b");
         const toggle = () => {
           line.on = !line.on;
           button.setAttribute("aria-pressed", String(line.on));
@@ -186,12 +186,10 @@ export class Chart {
 export function trend({ along, groups }, title) {
   const shown = groups.filter((one) => one.at.length);
   if (!shown.length) return null;
-  const place = el("div", { class: "trend", role: "img", "aria-label": `${title} over ${along}` });
-  const keys = shown.map((one, i) =>
-    el("span", { class: "key" }, el("i", { class: `swatch ${colored("line", i)}` }), one.name),
-  );
+  const place = el("div.trend", { role: "img", "aria-label": `${title} over ${along}` });
+  const keys = shown.map((one, i) => el("span.key", el("i", { class: `swatch ${colored("line", i)}` }), one.name));
   const told = "line: median; bands: 25 to 75 and 10 to 90 of 100 episodes";
-  const caption = el("figcaption", { class: "quiet-text" }, shown.length > 1 ? keys : null, told);
+  const caption = el("figcaption.quiet-text", shown.length > 1 ? keys : null, told);
   const series = shown.flatMap((_, i) =>
     [0, 1, 2, 3, 4].map((n) => ({
       stroke: css(`--${colored("line", i)}`),
@@ -209,7 +207,7 @@ export function trend({ along, groups }, title) {
     })),
   );
   const axes = [axis(8, 34, { label: along, labelSize: 14, labelFont: "11px system-ui", labelGap: 0 }), axis(6, 58)];
-  const node = el("figure", { class: "trend-figure" }, el("strong", {}, title), place, caption);
+  const node = el("figure.trend-figure", el("strong", title), place, caption);
   const data = uPlot.join(shown.map((one) => [one.at, ...one.quantiles]));
   const plot = new Plot(
     place,
@@ -226,8 +224,8 @@ export function bars(counts, { all = counts, told, onpick = null, label = null }
   const bar = (kind, n) => el("span", { class: kind, style: { height: `${n ? Math.max(2, (100 * n) / most) : 0}%` } });
   const pressed = (i) => ({ "aria-label": told(i), tabindex: all[i] ? null : -1, onclick: () => onpick(i) });
   return el(
-    "div",
-    { class: "histogram", role: label ? "img" : null, "aria-label": label },
+    "div.histogram",
+    { role: label ? "img" : null, "aria-label": label },
     counts.map((n, i) =>
       el(
         onpick ? "button" : "span",
@@ -241,5 +239,5 @@ export function bars(counts, { all = counts, told, onpick = null, label = null }
 
 /** The least and the greatest below a chart. */
 export function ends(low, high) {
-  return el("div", { class: "ends" }, el("span", {}, low), el("span", {}, high));
+  return el("div.ends", el("span", low), el("span", high));
 }

@@ -4,7 +4,7 @@ import * as address from "./address.js";
 import { ask } from "./api.js";
 import { checkpointList } from "./checkpointlist.js";
 import { columns } from "./columns.js";
-import { cut, el, fill } from "./dom.js";
+import { cut, el, fill, table } from "./dom.js";
 import { facts } from "./facts.js";
 import { flow, rankBars } from "./flow.js";
 import { forgetting } from "./forgetting.js";
@@ -20,18 +20,12 @@ import { tree } from "./tree.js";
 export class Page {
   constructor(main, about, given, signal) {
     Object.assign(this, { given, signal, turn: turns(signal) });
-    this.list = el("div", {});
+    this.list = el("div");
     this.forgetting = forgetting(given, signal);
-    this.one = el("div", { class: "one" });
+    this.one = el("div.one");
     fill(
       main,
-      el(
-        "div",
-        { class: "checkpoints" },
-        el("h1", { class: "unseen" }, "Checkpoints"),
-        el("div", { class: "timelines" }, this.list, this.forgetting),
-        this.one,
-      ),
+      el("div.checkpoints", el("h1.unseen", "Checkpoints"), el("div.timelines", this.list, this.forgetting), this.one),
     );
     keys.bind("Checkpoints", this.keys(), signal);
   }
@@ -106,7 +100,7 @@ export class Page {
       ),
       runs.length
         ? checkpointList(this.found, this.picked, (one) => this.pick(one))
-        : el("p", {}, "There are no checkpoints yet."),
+        : el("p", "There are no checkpoints yet."),
     );
     this.list.querySelector("tr[aria-current]")?.scrollIntoView({ block: "nearest" });
     if (!this.picked) return;
@@ -125,44 +119,32 @@ export class Page {
     const [one, { changed }] = [this.picked, found];
     const heading = el(
       "h2",
-      {},
       cut(one.name, 80),
       " ",
-      one.tags.map((tag) => el("span", { class: "tag" }, cut(tag, 40))),
-      one.whole ? null : el("span", { class: "tag bad" }, "partial"),
-      one.replay_saved ? null : el("span", { class: "tag" }, "without buffers"),
+      one.tags.map((tag) => el("span.tag", cut(tag, 40))),
+      one.whole ? null : el("span.tag.bad", "partial"),
+      one.replay_saved ? null : el("span.tag", "without buffers"),
     );
-    const buffers = Object.entries(found.buffers).map(([name, buffer]) =>
-      el(
-        "tr",
-        {},
-        el("th", { scope: "row" }, cut(name, 40)),
-        el("td", { class: "number" }, format.count(buffer.steps)),
-        el("td", { class: "number" }, format.count(buffer.episodes)),
-        el("td", {}, cut(buffer.columns.join(", "), 120)),
-      ),
-    );
-    this.planned = el("section", { class: "planned", "aria-label": "Resume on another number of ranks" });
-    this.tailed = el("section", {});
+    const buffers = Object.entries(found.buffers).map(([name, buffer]) => [
+      cut(name, 40),
+      format.count(buffer.steps),
+      format.count(buffer.episodes),
+      cut(buffer.columns.join(", "), 120),
+    ]);
+    this.planned = el("section.planned", { "aria-label": "Resume on another number of ranks" });
+    this.tailed = el("section");
     const episodes = el("a", { href: address.of("episodes", { checkpoint: one.commit }) }, "its episodes");
     fill(
       this.one,
       heading,
-      el("p", { class: "quiet-text" }, `${_when(one)} · run ${cut(one.run, 40)} · commit ${one.commit} · `, episodes),
+      el("p.quiet-text", `${_when(one)} · run ${cut(one.run, 40)} · commit ${one.commit} · `, episodes),
       one.resumed ? _resumed(one, this.given.commit, signal) : null,
-      el("h3", {}, "Live steps of each rank"),
+      el("h3", "Live steps of each rank"),
       rankBars(found.ranks),
-      el("h3", {}, "Buffers"),
-      el(
-        "table",
-        { class: "plain" },
-        el("thead", {}, el("tr", {}, _heads(["buffer", "steps", "episodes", "columns"], ["steps", "episodes"]))),
-        el("tbody", {}, buffers),
-      ),
+      el("h3", "Buffers"),
+      table({ buffer: "name", steps: "number", episodes: "number", columns: "text" }, buffers),
       columns(found.buffers, { commit: this.given.commit, number: one.commit }, signal),
-      changed
-        ? [el("h3", {}, `Since ${cut(changed.since.name, 40)}`), facts(_changes(changed, one, found.written))]
-        : null,
+      changed ? [el("h3", `Since ${cut(changed.since.name, 40)}`), facts(_changes(changed, one, found.written))] : null,
       this.planned,
       this.tailed,
       _folded("Left out", found.discarded),
@@ -178,7 +160,7 @@ export class Page {
     const why = one.whole ? "was saved without its buffers" : "is partial: not all of its ranks saved";
     if (saved && !Object.hasOwn(saved.answers, `plan ${one.commit}`)) return null;
     if (!one.replay_saved || !one.whole)
-      return fill(this.planned, el("p", { class: "quiet-text" }, `It cannot be resumed with its buffers: it ${why}.`));
+      return fill(this.planned, el("p.quiet-text", `It cannot be resumed with its buffers: it ${why}.`));
     const keep = (given) => {
       address.change(given);
       this.given = { ...this.given, ...given };
@@ -191,21 +173,23 @@ export class Page {
     if (newest !== this.picked) return;
     const found = await ask("tails", { run: this.picked.run }, signal);
     if (!found) return;
-    const rows = found.ranks.map((rank) =>
-      el(
-        "tr",
-        {},
-        [rank.rank, rank.objects, rank.steps, rank.episodes, format.size(rank.bytes), rank.why].map((value) =>
-          el("td", {}, String(value)),
-        ),
-      ),
-    );
-    const heads = _heads(["rank", "objects", "steps", "episodes", "bytes", "ends"]);
-    fill(
-      this.tailed,
-      el("h3", {}, "Journal beyond it"),
-      el("table", { class: "plain" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows)),
-    );
+    const rows = found.ranks.map((one) => [
+      one.rank,
+      one.objects,
+      one.steps,
+      one.episodes,
+      format.size(one.bytes),
+      one.why,
+    ]);
+    const columns = {
+      rank: "name",
+      objects: "number",
+      steps: "number",
+      episodes: "number",
+      bytes: "number",
+      ends: "text",
+    };
+    fill(this.tailed, el("h3", "Journal beyond it"), table(columns, rows));
   }
 }
 
@@ -217,9 +201,9 @@ function _resumed(one, commit, signal) {
   const { resumed } = one;
   const from = resumed.name ? `${cut(resumed.name, 40)} of ${cut(resumed.run, 40)}` : `commit ${resumed.commit}`;
   const ranks = resumed.world_size ? `: ${resumed.world_size} ranks → ${one.world_size}` : "";
-  const told = el("p", { class: "resumed" }, `Its session went on from ${from}${ranks}.`);
+  const told = el("p.resumed", `Its session went on from ${from}${ranks}.`);
   if (!resumed.world_size) return told;
-  const picture = el("div", {}, "…");
+  const picture = el("div", "…");
   const draw = async () => {
     if (!folded.open || picture.dataset.asked) return;
     picture.dataset.asked = "yes";
@@ -231,9 +215,9 @@ function _resumed(one, commit, signal) {
     );
   };
   const folded = el(
-    "details",
-    { class: "resume-flow", ontoggle: draw },
-    el("summary", {}, "Who got what, as the plan deals it out"),
+    "details.resume-flow",
+    { ontoggle: draw },
+    el("summary", "Who got what, as the plan deals it out"),
     picture,
   );
   return [told, folded];
@@ -253,11 +237,7 @@ function _changes(changed, one, written) {
   };
 }
 
-function _heads(names, numbers = []) {
-  return names.map((name) => el("th", { scope: "col", class: numbers.includes(name) ? "number" : null }, name));
-}
-
 function _folded(name, value) {
   if (value === null || value === undefined || (typeof value === "object" && !Object.keys(value).length)) return null;
-  return el("details", {}, el("summary", {}, name), tree(value, { open: 2 }));
+  return el("details", el("summary", name), tree(value, { open: 2 }));
 }

@@ -15,26 +15,21 @@ export function columns(buffers, asked, signal) {
 }
 
 function _column(buffer, name, asked, signal) {
-  const inside = el("div", {});
-  const part = el(
-    "details",
-    { class: "column-of" },
-    el("summary", {}, `Column ${cut(name, 60)} of ${cut(buffer, 40)}`),
-    inside,
-  );
+  const inside = el("div");
+  const part = el("details.column-of", el("summary", `Column ${cut(name, 60)} of ${cut(buffer, 40)}`), inside);
   part.addEventListener("toggle", async () => {
     if (!part.open || inside.childElementCount) return;
     try {
       fill(inside, _drawn(name, await ask("column", { ...asked, name, buffer }, signal)));
     } catch (error) {
-      fill(inside, el("p", { class: "error-text" }, error.message));
+      fill(inside, el("p.error-text", error.message));
     }
   });
   return part;
 }
 
 function _drawn(name, { edges, counts, ranks }) {
-  if (!counts.length) return el("p", { class: "quiet-text" }, "no numbers");
+  if (!counts.length) return el("p.quiet-text", "no numbers");
   const told = `${name}: ${format.count(counts.reduce((sum, one) => sum + one, 0))} numbers from ${format.number(edges[0])} to ${format.number(edges.at(-1))}`;
   const bar = (i) => `${format.number(edges[i])} to ${format.number(edges[i + 1])}: ${format.count(counts[i])}`;
   const rows = ranks
@@ -47,6 +42,6 @@ function _drawn(name, { edges, counts, ranks }) {
   return [
     bars(counts, { told: bar, label: told }),
     ends(format.number(edges[0]), format.number(edges.at(-1))),
-    table(["rank", "rows", "least", "mean", "most"], rows, { class: "costs", numbers: 1 }),
+    table({ rank: "name", rows: "number", least: "number", mean: "number", most: "number" }, rows, { kind: "costs" }),
   ];
 }

@@ -30,14 +30,13 @@ export class Page {
       [...columns, ...labels].map((name) => [name, title(name)]),
     );
     this.by = _choice("by", "Groups", Object.entries(GROUPS));
-    this.body = el("div", { class: "spreads", "aria-live": "polite" });
-    this.trend = el("div", {});
+    this.body = el("div.spreads", { "aria-live": "polite" });
+    this.trend = el("div");
     signal.addEventListener("abort", () => this.drawn?.close());
     this.node = el(
-      "div",
-      { class: "compare" },
-      el("h1", {}, "Side by side"),
-      el("p", { class: "bar" }, this.column, " by ", this.by),
+      "div.compare",
+      el("h1", "Side by side"),
+      el("p.bar", this.column, " by ", this.by),
       this.trend,
       this.body,
     );
@@ -65,8 +64,7 @@ export class Page {
       this.draw(await ask("distributions", asked, signal), column, by);
       this.drawTrend(by === "run" ? await ask("trend", asked, signal).catch(() => null) : null, column);
     } catch (error) {
-      if (error.name !== "AbortError")
-        fill(this.body, el("p", { class: "error-text", role: "alert" }, cut(error.message, 600)));
+      if (error.name !== "AbortError") fill(this.body, el("p.error-text", { role: "alert" }, cut(error.message, 600)));
     }
     this.node.classList.add("ready");
   }
@@ -82,8 +80,8 @@ export class Page {
     fill(
       this.body,
       found.groups.map((group) => _group(group, found.edges, column, by)),
-      found.others > 0 ? el("p", { class: "quiet-text" }, `and ${found.others} more`) : null,
-      found.groups.length ? null : el("p", {}, "There is nothing to compare."),
+      found.others > 0 ? el("p.quiet-text", `and ${found.others} more`) : null,
+      found.groups.length ? null : el("p", "There is nothing to compare."),
     );
   }
 }
@@ -120,7 +118,7 @@ function _group(group, edges, column, by) {
   return el(
     "section",
     { "aria-label": `${cut(group.name, 60)}: ${told}` },
-    el("h2", {}, heading, el("span", { class: "quiet-text" }, told)),
+    el("h2", heading, el("span.quiet-text", told)),
     edges.length ? _bars(group, edges) : null,
   );
 }
@@ -135,11 +133,7 @@ function _bars(group, edges) {
     "div",
     { "aria-hidden": "true" },
     bars(group.counts, { told }),
-    el(
-      "div",
-      { class: "quartiles" },
-      group.quartiles ? [mark("box", low, high), mark("median", median, median)] : null,
-    ),
+    el("div.quartiles", group.quartiles ? [mark("box", low, high), mark("median", median, median)] : null),
     ends(format.number(edges[0]), format.number(edges.at(-1))),
   );
 }

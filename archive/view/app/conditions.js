@@ -20,7 +20,7 @@ export class Conditions {
       hidden: true,
       "aria-label": "Completions",
     });
-    this.why = el("p", { class: "why", id: "condition-why", role: "alert" });
+    this.why = el("p.why", { id: "condition-why", role: "alert" });
     this.input = el("input", {
       type: "text",
       class: "condition",
@@ -39,7 +39,7 @@ export class Conditions {
       onkeydown: (event) => this._pressed(event),
       onblur: () => setTimeout(() => this._close(), 150),
     });
-    this.node = el("div", { class: "conditions" }, this.input, this.list, this.why);
+    this.node = el("div.conditions", this.input, this.list, this.why);
     this.chosen = -1;
   }
 

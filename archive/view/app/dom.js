@@ -12,14 +12,22 @@ export function visible(text) {
   });
 }
 
-/** el("td", {class: "number", onclick: f, "aria-label": "x"}, "text", other) */
-export function el(name, given = {}, ...children) {
-  return _filled(document.createElement(name), given, children);
+/** el("td.number.wide", {onclick: f, "aria-label": "x"}, "text", other): the attributes may be left out. */
+export function el(name, ...rest) {
+  return _made((tag) => document.createElement(tag), name, rest);
 }
 
 /** The same of SVG. */
-export function svg(name, given = {}, ...children) {
-  return _filled(document.createElementNS(SVG, name), given, children);
+export function svg(name, ...rest) {
+  return _made((tag) => document.createElementNS(SVG, tag), name, rest);
+}
+
+function _made(make, name, [first, ...rest]) {
+  const [tag, ...classes] = name.split(".");
+  const given = first?.constructor === Object ? first : {};
+  const node = _filled(make(tag), given, given === first ? rest : [first, ...rest]);
+  if (classes.length) node.classList.add(...classes);
+  return node;
 }
 
 function _filled(node, given, children) {
@@ -44,25 +52,17 @@ export function add(node, ...children) {
   return node;
 }
 
-/** A table: heads (none without), rows of texts or nodes, of which the first column names the row where there are heads;
- * numbers: the column from which on they are numbers. A row may be {class, cells}. */
-export function table(heads, rows, { numbers = Infinity, ...given } = {}) {
-  const number = (i) => (i >= numbers ? "number" : null);
-  const head = el(
-    "tr",
-    {},
-    heads.map((name, i) => el("th", { scope: "col", class: number(i) }, name)),
-  );
-  const body = rows.map((row) => {
-    const { cells = row, ...own } = Array.isArray(row) ? {} : row;
-    return el(
-      "tr",
-      own,
-      cells.map((cell, i) => el("td", { class: number(i) }, cell)),
-    );
-  });
-  const kind = { ...given, class: `plain ${given.class ?? ""}` };
-  return el("table", kind, heads.length ? el("thead", {}, head) : null, el("tbody", {}, body));
+/** A table: columns {head: "name", which names its row, "number" or "text"}; rows: lists of texts or nodes, or {given, cells}
+ * with attributes; heads: whether they are shown. */
+export function table(columns, rows, { heads = true, kind = "" } = {}) {
+  const kinds = Object.values(columns);
+  const number = (i) => (kinds[i] === "number" ? "number" : null);
+  const cell = (value, i) =>
+    kinds[i] === "name" ? el("th", { scope: "row" }, value) : el("td", { class: number(i) }, value);
+  const line = (row) => (Array.isArray(row) ? el("tr", row.map(cell)) : el("tr", row.given, row.cells.map(cell)));
+  const titles = Object.keys(columns).map((name, i) => el("th", { scope: "col", class: number(i) }, name));
+  const body = el("tbody", rows.map(line));
+  return el("table", { class: `plain ${kind}` }, heads ? el("thead", el("tr", titles)) : null, body);
 }
 
 /** Replaces what is in a node. */

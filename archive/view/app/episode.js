@@ -39,9 +39,9 @@ export class Page {
     this.found = found;
     this.cursor = new Cursor(Math.max(1, found.length), _step(this.given));
     const ongamma = (gamma) => this.keepInAddress({ gamma });
-    this.side = el("aside", { class: "beside", "aria-label": "About the episode" });
-    this.place = el("span", { class: "place" });
-    this.raw = el("div", {});
+    this.side = el("aside.beside", { "aria-label": "About the episode" });
+    this.place = el("span.place");
+    this.raw = el("div");
     this.labels = new Labels({
       scope: () => ({ ...this.scope, commit: "" }),
       onwithout: (key) => this.without(key),
@@ -53,18 +53,9 @@ export class Page {
     fill(
       this.main,
       el(
-        "article",
-        { class: "episode" },
+        "article.episode",
         this.head(),
-        el(
-          "div",
-          { class: "stage" },
-          this.stage.films,
-          player(this.cursor),
-          this.stage.talk,
-          this.stage.charts,
-          this.raw,
-        ),
+        el("div.stage", this.stage.films, player(this.cursor), this.stage.talk, this.stage.charts, this.raw),
         this.side,
       ),
     );
@@ -144,10 +135,9 @@ export class Page {
     this.back = el("a", { href: this.origin(), class: "back only-served" }, "← episodes");
     const to = (way, title, mark) => el("button", { onclick: () => this.beside(way), "aria-label": title }, mark);
     return el(
-      "header",
-      { class: "head" },
+      "header.head",
       this.back,
-      el("h1", {}, cut(this.found.id, 200)),
+      el("h1", cut(this.found.id, 200)),
       this.place,
       to("before", "Previous episode", "↑"),
       to("after", "Next episode", "↓"),
@@ -212,13 +202,12 @@ export class Page {
     const rows = found.members.map((one) =>
       el(
         "li",
-        {},
         el(
           "a",
           { href: to(one.id), "aria-current": one.id === this.given.id ? "true" : null, title: one.id },
           format.name(one.id, 26),
         ),
-        el("span", { class: "number" }, format.number(one.return)),
+        el("span.number", format.number(one.return)),
       ),
     );
     const ids = JSON.stringify([this.given.id, ...this.members.filter((id) => id !== this.given.id)].slice(0, 8));
@@ -229,9 +218,9 @@ export class Page {
       el(
         "details",
         { open: true },
-        el("summary", {}, `${count} of the same ${cut(found.by, 30)}`),
+        el("summary", `${count} of the same ${cut(found.by, 30)}`),
         el("a", { href: address.of("together", this.grouped), "aria-keyshortcuts": "g" }, "side by side"),
-        el("ul", { class: "members" }, rows),
+        el("ul.members", rows),
       ),
       this.values,
     );
@@ -283,7 +272,7 @@ export class Page {
     this.keep(this.side, values);
     this.values = values.node;
     const { about, parts, fields, more_fields: more } = this.found;
-    const section = (title, open, ...nodes) => el("details", { open }, el("summary", {}, title), nodes);
+    const section = (title, open, ...nodes) => el("details", { open }, el("summary", title), nodes);
     this.side.append(
       section("About", true, facts.facts(about)),
       section("Which weights made which steps", parts.length > 1, facts.parts(parts, this.cursor)),
@@ -293,13 +282,11 @@ export class Page {
     if (left)
       this.side.prepend(
         el(
-          "section",
-          { class: "left" },
-          el("h3", {}, left.why),
+          "section.left",
+          el("h3", left.why),
           el(
             "ul",
-            {},
-            left.what.map((one) => el("li", {}, one)),
+            left.what.map((one) => el("li", one)),
           ),
         ),
       );

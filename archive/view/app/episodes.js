@@ -54,7 +54,7 @@ export class Page {
       onheld: () => this.grid.view.focus(),
     });
     this.scopes = new Scopes(about, given, (change) => this.change({ ...change, row: "" }));
-    this.count = el("strong", { class: "count", role: "status" });
+    this.count = el("strong.count", { role: "status" });
     this.side = el("section", { "aria-label": "How they are spread" });
     this.labels = new LabelMany({
       scope: () => address.scope(this.given),
@@ -82,24 +82,19 @@ export class Page {
       signal,
     });
     this.pictures = el(
-      "button",
-      {
-        class: "only-served",
-        "aria-keyshortcuts": "p",
-        onclick: () => this.change({ pictures: this.given.pictures ? "" : "1" }),
-      },
+      "button.only-served",
+      { "aria-keyshortcuts": "p", onclick: () => this.change({ pictures: this.given.pictures ? "" : "1" }) },
       "pictures",
     );
     fill(
       main,
       el(
-        "div",
-        { class: "episodes" },
-        el("h1", { class: "unseen" }, "Episodes"),
-        el("div", { class: "bar" }, this.conditions.node, this.scopes.node, this.pictures, this.count),
+        "div.episodes",
+        el("h1.unseen", "Episodes"),
+        el("div.bar", this.conditions.node, this.scopes.node, this.pictures, this.count),
         this.strip.node,
         this.grid.node,
-        el("aside", { class: "side" }, this.labels.node, this.side),
+        el("aside.side", this.labels.node, this.side),
       ), // Tab comes to the rows first
     );
     keys.bind("Episodes", [...this.keys(), ...this.labels.keys()], signal);

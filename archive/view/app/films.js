@@ -8,20 +8,28 @@ const KEPT_BYTES = 256e6; // of all cameras on the page together
 
 let films = 0; // that are open
 
+/** The picture of place n of pictures that follow one another, as uint8 RGB. */
+export function picture(bytes, n, width, height) {
+  const image = new ImageData(width, height);
+  const to = image.data;
+  for (let i = 0, from = 3 * n * width * height; i < to.length; i += 4, from += 3) {
+    to[i] = bytes[from];
+    to[i + 1] = bytes[from + 1];
+    to[i + 2] = bytes[from + 2];
+    to[i + 3] = 255;
+  }
+  return image;
+}
+
 export class Film {
   /** given: the scope and the episode's id. */
   constructor(field, given, cursor) {
     Object.assign(this, { field, given, cursor });
     this.frames = new Map(); // step -> ImageData
     this.asking = new Map(); // first step -> {stop, controller}
-    this.canvas = el("canvas", { class: "film", role: "img", "aria-label": `${field}, no picture yet` });
-    this.note = el("span", { class: "quiet-text" });
-    this.node = el(
-      "figure",
-      { class: "camera" },
-      this.canvas,
-      el("figcaption", {}, el("strong", {}, field), " ", this.note),
-    );
+    this.canvas = el("canvas.film", { role: "img", "aria-label": `${field}, no picture yet` });
+    this.note = el("span.quiet-text");
+    this.node = el("figure.camera", this.canvas, el("figcaption", el("strong", field), " ", this.note));
     this.wanted = cursor.step;
     films += 1;
     cursor.readiness.push((step) => this.frames.has(step) || this.failed);
@@ -83,17 +91,7 @@ export class Film {
     this.failed = false;
     const [count, height, width] = facts.shape;
     const pixels = width * height;
-    for (let n = 0; n < count; n++) {
-      const image = new ImageData(width, height);
-      const to = image.data;
-      for (let i = 0, from = 3 * n * pixels; i < 4 * pixels; i += 4, from += 3) {
-        to[i] = bytes[from];
-        to[i + 1] = bytes[from + 1];
-        to[i + 2] = bytes[from + 2];
-        to[i + 3] = 255;
-      }
-      this.frames.set(start + n, image);
-    }
+    for (let n = 0; n < count; n++) this.frames.set(start + n, picture(bytes, n, width, height));
     while (this.frames.size * pixels * 4 > KEPT_BYTES / films) this.frames.delete(this._farthest());
     fill(this.note, facts.note, facts.every > 1 ? ` each ${facts.every}th pixel` : "");
     this.note.className = "quiet-text";

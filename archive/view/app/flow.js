@@ -21,7 +21,7 @@ export function flow(moved, sources, targets) {
     return svg(
       "path",
       { d: _band(MARGIN + BAR, WIDTH - MARGIN - BAR, y0, y1, tall), class: `band band-${target % COLORS}` },
-      svg("title", {}, `${format.count(steps)} steps from rank ${source} to rank ${target}`),
+      svg("title", `${format.count(steps)} steps from rank ${source} to rank ${target}`),
     );
   });
   const boxes = [
@@ -73,13 +73,12 @@ export function rankBars(ranks) {
   const shown = ranks.slice(0, MOST);
   const rows = shown.map(({ rank, steps }) =>
     el(
-      "div",
-      { class: "rank-bar" },
-      el("span", {}, `rank ${rank}`),
-      el("span", { class: "track" }, el("span", { class: "now", style: { width: `${(100 * steps) / most}%` } })),
-      el("span", { class: "number" }, format.count(steps)),
+      "div.rank-bar",
+      el("span", `rank ${rank}`),
+      el("span.track", el("span.now", { style: { width: `${(100 * steps) / most}%` } })),
+      el("span.number", format.count(steps)),
     ),
   );
-  const more = ranks.length > MOST ? el("p", { class: "quiet-text" }, `and ${ranks.length - MOST} more ranks`) : null;
-  return el("div", { class: "rank-bars" }, rows, more);
+  const more = ranks.length > MOST ? el("p.quiet-text", `and ${ranks.length - MOST} more ranks`) : null;
+  return el("div.rank-bars", rows, more);
 }

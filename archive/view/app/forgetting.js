@@ -1,7 +1,7 @@
 // What a policy would let go of, and why the rest stays, before anybody does it. The viewer itself lets go of nothing.
 
 import { ask } from "./api.js";
-import { cut, el, fill } from "./dom.js";
+import { cut, el, fill, table } from "./dom.js";
 import * as format from "./format.js";
 
 const MOST = 60; // checkpoints that are listed
@@ -27,16 +27,14 @@ export function forgetting(given, signal) {
       };
       fill(result, _told(await ask("forgetting", asked, signal)));
     } catch (error) {
-      fill(result, el("p", { class: "error-text" }, error.message));
+      fill(result, el("p.error-text", error.message));
     }
   };
   return el(
-    "details",
-    { class: "forgetting" },
-    el("summary", {}, "What would forgetting let go of?"),
+    "details.forgetting",
+    el("summary", "What would forgetting let go of?"),
     el(
       "p",
-      {},
       "Keep the last ",
       last,
       " and those of each ",
@@ -60,38 +58,28 @@ function _told(found) {
     .slice()
     .reverse()
     .slice(0, MOST)
-    .map((one) =>
-      el(
-        "tr",
-        { class: one.stays ? null : "goes" },
-        el("td", {}, one.stays ? "stays" : "goes"),
-        el("td", {}, cut(one.name, 60)),
-        el("td", {}, cut(one.run, 40)),
-        el("td", {}, cut(one.reasons.join("; "), 200)),
-      ),
-    );
+    .map((one) => ({
+      given: { class: one.stays ? null : "goes" },
+      cells: [one.stays ? "stays" : "goes", cut(one.name, 60), cut(one.run, 40), cut(one.reasons.join("; "), 200)],
+    }));
   const groups = found.episodes.map((one) =>
     el(
       "li",
-      {},
       `${one.stays ? "stay" : "go"}: ${format.counted(one.episodes, "episode")}, ${format.counted(one.steps, "step")}: ${cut(one.reason, 200)}`,
     ),
   );
   return el(
     "div",
-    {},
     el(
       "p",
-      {},
       el(
         "strong",
-        {},
         `${format.counted(goes.checkpoints, "checkpoint")}, ${format.counted(goes.episodes, "episode")} and ${format.size(goes.bytes)} in ${format.counted(goes.objects, "object")} would go. `,
       ),
       "To do it: ",
-      el("code", {}, `archive forget URL ${found.command} --yes`),
+      el("code", `archive forget URL ${found.command} --yes`),
     ),
-    el("ul", {}, groups),
-    el("table", { class: "plain" }, el("tbody", {}, rows)),
+    el("ul", groups),
+    table({ fate: "text", name: "text", run: "text", reasons: "text" }, rows, { heads: false }),
   );
 }

@@ -24,19 +24,19 @@ export class Grid {
     this.blocks = new Map();
     this.asked = new Map();
     this.head = el("div", { role: "row", class: "grid-head", "aria-rowindex": 1 });
-    this.space = el("div", { class: "grid-space" });
-    this.rows = el("div", { class: "grid-rows", role: "rowgroup" });
+    this.space = el("div.grid-space");
+    this.rows = el("div.grid-rows", { role: "rowgroup" });
     // the heads stand in what scrolls: they go sideways with their columns, and who listens has one grid
     this.view = el(
-      "div",
-      { class: "grid-view", role: "grid", tabindex: "0", "aria-label": label, onscroll: () => this._scrolled() },
+      "div.grid-view",
+      { role: "grid", tabindex: "0", "aria-label": label, onscroll: () => this._scrolled() },
       this.head,
       this.space,
       this.rows,
     );
     this.view.addEventListener("wheel", (event) => this._wheeled(event), { passive: false });
-    this.told = el("p", { class: "grid-told", hidden: true });
-    this.node = el("div", { class: "grid" }, this.view, this.told);
+    this.told = el("p.grid-told", { hidden: true });
+    this.node = el("div.grid", this.view, this.told);
     this.seen = new ResizeObserver(() => this._draw());
     this.seen.observe(this.view);
   }
@@ -153,8 +153,8 @@ export class Grid {
         const way = this.sort?.name === column.name ? (this.sort.descending ? "descending" : "ascending") : null;
         const title =
           column.sortable === false
-            ? el("span", {}, column.title)
-            : el("button", { class: "quiet", onclick: () => this.onsort(column.name) }, column.title);
+            ? el("span", column.title)
+            : el("button.quiet", { onclick: () => this.onsort(column.name) }, column.title);
         const given = { role: "columnheader", class: `cell ${column.kind}`, "aria-sort": way };
         return el("div", { ...given, style: { width: `${column.width}px` } }, title);
       }),

@@ -133,21 +133,17 @@ function _name(event) {
 export function help() {
   const dialog = document.getElementById("help");
   const parts = layers.flatMap((layer) => [
-    el("h3", {}, layer.title),
+    el("h3", layer.title),
     el(
       "dl",
-      {},
       layer.list
         .filter((one) => one.does)
         .flatMap((one) => [
           el(
             "dt",
-            {},
-            one.keys
-              .filter((key) => !key.startsWith("_"))
-              .flatMap((key, i) => [i ? " " : null, el("kbd", {}, _told(key))]),
+            one.keys.filter((key) => !key.startsWith("_")).flatMap((key, i) => [i ? " " : null, el("kbd", _told(key))]),
           ),
-          el("dd", {}, one.does),
+          el("dd", one.does),
         ]),
     ),
   ]);

@@ -15,11 +15,10 @@ export class LabelMany {
   constructor({ scope, count, picked, arrived, onwithout, onsaved, signal }) {
     Object.assign(this, { scope, count, picked, arrived, signal });
     this.labels = new Labels({ scope, onwithout, whose: () => this._load(), signal });
-    this.whose = el("p", { class: "whose" }, "Keys 1 to 9 label the picked row.");
+    this.whose = el("p.whose", "Keys 1 to 9 label the picked row.");
     this.dialog = el("dialog", { "aria-labelledby": "many-title", class: "many" });
     this.node = el(
-      "div",
-      { class: "label-many" },
+      "div.label-many",
       this.whose,
       this.labels.node,
       el("button", { onclick: () => this.all(), "aria-keyshortcuts": "a" }, "Label all of these …"),
@@ -82,7 +81,7 @@ export class LabelMany {
       { "aria-label": "What is said of all" },
       wanted.map((one, i) => el("option", { value: i }, cut(`${one.key}: ${one.title}`, 60))),
     );
-    const button = el("button", { class: "sure" });
+    const button = el("button.sure");
     const draw = () => fill(button, `Set it of ${format.counted(count, "episode")}`);
     what.addEventListener("change", draw);
     button.addEventListener("click", () => this._confirmed(scope, wanted[Number(what.value)], count));
@@ -90,9 +89,9 @@ export class LabelMany {
     fill(
       this.dialog,
       el("h2", { id: "many-title" }, `Label ${format.counted(count, "episode")}`),
-      el("p", {}, scope.where ? ["Those that meet ", el("code", {}, cut(scope.where, 200))] : "All that are listed."),
-      el("p", {}, what),
-      el("p", { class: "actions" }, button, el("button", { onclick: () => this.dialog.close() }, "Cancel")),
+      el("p", scope.where ? ["Those that meet ", el("code", cut(scope.where, 200))] : "All that are listed."),
+      el("p", what),
+      el("p.actions", button, el("button", { onclick: () => this.dialog.close() }, "Cancel")),
     );
     this.dialog.showModal();
     what.focus();

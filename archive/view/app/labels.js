@@ -13,7 +13,7 @@ export class Labels {
    * key is for, as `of` had it, maybe once that is known. All until `signal`. */
   constructor({ scope, onwithout, whose = () => this.one, signal }) {
     Object.assign(this, { scope, onwithout, whose, signal, one: null });
-    this.node = el("section", { class: "labels", "aria-label": "Labels" });
+    this.node = el("section.labels", { "aria-label": "Labels" });
     this.unfollow = book.follow((commit) => this._changed(commit));
   }
 
@@ -102,7 +102,7 @@ export class Labels {
     const place = focus && [...this.node.querySelectorAll("button")].indexOf(focus);
     fill(
       this.node,
-      el("h2", {}, "Labels ", el("span", { class: "quiet-text state", role: "status" }, state)),
+      el("h2", "Labels ", el("span.quiet-text.state", { role: "status" }, state)),
       this.offered.labels.map((label) => this._row(label, Boolean(why) || !this.one)),
       this._progress(),
     );
@@ -111,12 +111,12 @@ export class Labels {
   }
 
   _row(label, locked) {
-    const name = el("span", { class: "label-key", title: label.key }, cut(label.key, 30));
+    const name = el("span.label-key", { title: label.key }, cut(label.key, 30));
     const own = this.choices
       .map((choice, i) => ({ ...choice, number: i + 1 }))
       .filter((choice) => choice.key === label.key);
     const inside = own.length ? own.map((choice) => this._button(choice, locked)) : this._field(label, locked);
-    return el("div", { class: "label-row", role: "group", "aria-label": label.key }, name, inside);
+    return el("div.label-row", { role: "group", "aria-label": label.key }, name, inside);
   }
 
   _button(choice, locked) {
@@ -130,7 +130,7 @@ export class Labels {
       },
       cut(choice.title, 24),
       " ",
-      el("kbd", {}, choice.number),
+      el("kbd", choice.number),
     );
   }
 
@@ -167,20 +167,18 @@ export class Labels {
     const { count, labelled } = this.offered;
     const shown = Object.entries(labelled).filter(([key, n]) => n || key === this.key);
     return el(
-      "div",
-      { class: "progresses" },
+      "div.progresses",
       shown.map(([key, n]) => {
         const told = `${cut(key, 30)}: ${format.count(n)} of ${format.count(count)}`;
         const without = el(
-          "button",
-          { class: "chip", onclick: () => this.onwithout?.(key), "aria-label": `Only episodes without ${key}` },
+          "button.chip",
+          { onclick: () => this.onwithout?.(key), "aria-label": `Only episodes without ${key}` },
           "unlabelled",
         );
         return el(
           "div",
-          {},
           el("progress", { max: count, value: n, "aria-label": told }),
-          el("span", { class: "quiet-text" }, ` ${told} `),
+          el("span.quiet-text", ` ${told} `),
           n < count ? without : null,
         );
       }),

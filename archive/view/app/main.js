@@ -138,8 +138,7 @@ function again() {
 function cannot(error, retry) {
   const { given } = address.read();
   const ways = el(
-    "p",
-    { class: "ways" },
+    "p.ways",
     el("button", { onclick: retry }, "Try again"),
     el("a", { href: address.of("episodes", { ...address.scope(given), where: "" }) }, "Episodes"),
     given.commit || given.checkpoint
@@ -149,10 +148,10 @@ function cannot(error, retry) {
   fill(
     document.getElementById("main"),
     el(
-      "section",
-      { class: "failed ready", role: "alert" },
-      el("h1", {}, "This cannot be shown"),
-      el("p", {}, cut(error.message, MOST)),
+      "section.failed.ready",
+      { role: "alert" },
+      el("h1", "This cannot be shown"),
+      el("p", cut(error.message, MOST)),
       ways,
     ),
   );
@@ -179,11 +178,11 @@ function top() {
   const focused = [...bar.querySelectorAll("a, button")].indexOf(document.activeElement);
   fill(
     bar,
-    el("strong", { class: "url", title: about.url }, about.url),
+    el("strong.url", { title: about.url }, about.url),
     el("nav", { "aria-label": "Pages" }, tabs),
-    el("span", { class: "commit" }, at),
-    saved ? el("span", { class: "quiet-text" }, "saved page") : _following(),
-    el("button", { class: "quiet", onclick: keys.help, "aria-label": "Help: all keys", "aria-keyshortcuts": "?" }, "?"),
+    el("span.commit", at),
+    saved ? el("span.quiet-text", "saved page") : _following(),
+    el("button.quiet", { onclick: keys.help, "aria-label": "Help: all keys", "aria-keyshortcuts": "?" }, "?"),
   );
   bar.querySelectorAll("a, button")[focused]?.focus(); // who pressed one of them is still there
 }

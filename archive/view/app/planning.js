@@ -1,7 +1,7 @@
 // What a resume on another number of ranks takes: who gets what as a picture, and what it costs each of them.
 
 import { ask } from "./api.js";
-import { cut, el, fill } from "./dom.js";
+import { cut, el, fill, table } from "./dom.js";
 import { flow, rankBars } from "./flow.js";
 import * as format from "./format.js";
 import { saved } from "./saved.js";
@@ -43,10 +43,10 @@ export function planning(node, one, asked, { ranks, policy }, onchange, signal) 
       const found = await ask("plan", { ...asked, ranks: wanted.value, policy: how.value }, signal);
       if (mine === turn) fill(result, _told(found, one));
     } catch (error) {
-      if (mine === turn) fill(result, el("p", { class: "error-text" }, error.message));
+      if (mine === turn) fill(result, el("p.error-text", error.message));
     }
   };
-  fill(node, el("h3", {}, "Resume on ", wanted, " ranks, ", how), result);
+  fill(node, el("h3", "Resume on ", wanted, " ranks, ", how), result);
   return draw();
 }
 
@@ -54,7 +54,7 @@ function _told({ moved, ranks, dropped }, one) {
   const sum = (name) => ranks.reduce((all, rank) => all + rank[name], 0);
   const shown = flow(moved, one.world_size, ranks.length);
   return [
-    el("p", { class: "quiet-text" }, `${format.size(sum("bytes"))} in ${format.counted(sum("requests"), "request")}`),
+    el("p.quiet-text", `${format.size(sum("bytes"))} in ${format.counted(sum("requests"), "request")}`),
     _dropped(dropped),
     shown ?? rankBars(ranks.map((rank, i) => ({ rank: i, steps: rank.steps }))),
     _costs(ranks),
@@ -66,38 +66,23 @@ function _dropped(dropped) {
     ([why, { episodes, steps }]) =>
       `${format.counted(episodes, "episode")}, ${format.counted(steps, "step")}: ${cut(why, 100)}`,
   );
-  if (!rows.length) return el("p", { class: "quiet-text" }, "Nothing is dropped.");
+  if (!rows.length) return el("p.quiet-text", "Nothing is dropped.");
   return el(
-    "div",
-    { class: "dropped" },
-    el("strong", {}, "It drops:"),
+    "div.dropped",
+    el("strong", "It drops:"),
     el(
       "ul",
-      {},
-      rows.map((row) => el("li", {}, row)),
+      rows.map((row) => el("li", row)),
     ),
   );
 }
 
 function _costs(ranks) {
-  const rows = ranks.slice(0, MOST).map((rank, i) =>
-    el(
-      "tr",
-      {},
-      el("th", { scope: "row" }, i),
-      ["episodes", "steps"].map((name) => el("td", { class: "number" }, format.count(rank[name]))),
-      el("td", { class: "number" }, format.size(rank.bytes)),
-      el("td", { class: "number" }, format.count(rank.requests)),
-    ),
-  );
-  const heads = ["rank", "episodes", "steps", "bytes", "requests"].map((name, i) =>
-    el("th", { scope: "col", class: i ? "number" : null }, name),
-  );
-  const more = ranks.length > MOST ? el("p", { class: "quiet-text" }, `and ${ranks.length - MOST} more ranks`) : null;
-  return el(
-    "div",
-    {},
-    el("table", { class: "plain costs" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows)),
-    more,
-  );
+  const { count, size } = format;
+  const rows = ranks
+    .slice(0, MOST)
+    .map((rank, i) => [i, count(rank.episodes), count(rank.steps), size(rank.bytes), count(rank.requests)]);
+  const columns = { rank: "name", episodes: "number", steps: "number", bytes: "number", requests: "number" };
+  const more = ranks.length > MOST ? el("p.quiet-text", `and ${ranks.length - MOST} more ranks`) : null;
+  return el("div", table(columns, rows, { kind: "costs" }), more);
 }

@@ -25,7 +25,7 @@ export function player(cursor) {
     onchange: () => cursor.by(Number(at.value) - cursor.step),
     onkeydown: (event) => event.key === "Enter" && at.blur(),
   });
-  const play = el("button", { class: "play", "aria-keyshortcuts": "Space", onclick: () => cursor.toggle() });
+  const play = el("button.play", { "aria-keyshortcuts": "Space", onclick: () => cursor.toggle() });
   const rate = el(
     "select",
     { "aria-label": "Steps a second", onchange: () => cursor.pace(Number(rate.value)) },
@@ -46,12 +46,12 @@ export function player(cursor) {
   cursor.follow(show);
   show(cursor.step);
   return el(
-    "div",
-    { class: "player", role: "group", "aria-label": "Player" },
+    "div.player",
+    { role: "group", "aria-label": "Player" },
     play,
     slider,
     at,
-    el("span", { class: "quiet-text" }, `of ${cursor.length}`),
+    el("span.quiet-text", `of ${cursor.length}`),
     rate,
   );
 }

@@ -3,6 +3,7 @@
 import { ask } from "./api.js";
 import { cut, el, fill } from "./dom.js";
 import * as format from "./format.js";
+import { Newest } from "./newest.js";
 
 const [BEFORE, ROWS, PAGE] = [3, 14, 48];
 const WAIT_MS = 120;
@@ -11,6 +12,7 @@ export class RawTable {
   /** fields: those of the episode; onfield(name): another is shown. */
   constructor(asked, fields, cursor, field, onfield) {
     Object.assign(this, { asked, cursor, field, column: 0, first: 0 });
+    this.newest = new Newest(WAIT_MS);
     this.choice = el(
       "select",
       {
@@ -22,19 +24,15 @@ export class RawTable {
       },
       fields.map((one) => el("option", { value: one.name }, cut(one.name, 60))),
     );
-    this.told = el("span", { class: "quiet-text" });
-    this.pages = el("span", { class: "pages" });
-    this.head = el("tr", {});
-    this.body = el("tbody", {});
+    this.told = el("span.quiet-text");
+    this.pages = el("span.pages");
+    this.head = el("tr");
+    this.body = el("tbody");
     this.node = el(
-      "section",
-      { class: "raw", "aria-label": "Values of a field" },
-      el("header", {}, el("strong", {}, "Values of "), this.choice, this.told, this.pages),
-      el(
-        "div",
-        { class: "raw-room", tabindex: 0 },
-        el("table", { class: "raw-table" }, el("thead", {}, this.head), this.body),
-      ),
+      "section.raw",
+      { "aria-label": "Values of a field" },
+      el("header", el("strong", "Values of "), this.choice, this.told, this.pages),
+      el("div.raw-room", { tabindex: 0 }, el("table.raw-table", el("thead", this.head), this.body)),
     );
     this.unfollow = cursor.follow(() => this._later());
     this.pick(field);
@@ -42,8 +40,7 @@ export class RawTable {
 
   close() {
     this.unfollow();
-    clearTimeout(this.timer);
-    this.asking?.abort();
+    this.newest.close();
   }
 
   pick(field) {
@@ -53,20 +50,18 @@ export class RawTable {
   }
 
   _later() {
-    clearTimeout(this.timer);
-    if (!this.cursor.playing) this.timer = setTimeout(() => this._load(), WAIT_MS);
+    if (this.cursor.playing) this.newest.wait();
+    else this.newest.ask((signal) => this._load(signal));
   }
 
-  async _load() {
-    this.asking?.abort();
-    this.asking = new AbortController();
+  async _load(signal) {
     const last = Math.max(0, this.cursor.length - ROWS);
     const start = this.free ? this.first : Math.min(last, Math.max(0, this.cursor.step - BEFORE));
     try {
       const asked = { ...this.asked, field: this.field, start, stop: start + ROWS, column: this.column };
-      this._show(await ask("field-rows", asked, this.asking.signal));
+      this._show(await ask("field-rows", asked, signal));
     } catch (error) {
-      if (error.name !== "AbortError") fill(this.body, el("tr", {}, el("td", { class: "error-text" }, error.message)));
+      if (error.name !== "AbortError") fill(this.body, el("tr", el("td.error-text", error.message)));
     }
   }
 
@@ -74,7 +69,7 @@ export class RawTable {
     const free = !found.steps; // its rows are no steps: they are paged, and begin with the first
     if (free && !this.free && found.start) {
       this.free = true;
-      return void this._load();
+      return this._later();
     }
     this.free = free;
     const heads = found.columns.map((name) => el("th", { scope: "col" }, name === "" ? "value" : name));
@@ -86,13 +81,13 @@ export class RawTable {
         const row = found.start + i;
         const now = found.steps && row === this.cursor.step;
         const name = found.steps
-          ? el("button", { class: "quiet", onclick: () => this.cursor.by(row - this.cursor.step) }, row)
+          ? el("button.quiet", { onclick: () => this.cursor.by(row - this.cursor.step) }, row)
           : row;
         return el(
           "tr",
           { "aria-current": now ? "true" : null },
           el("th", { scope: "row" }, name),
-          texts.map((text) => el("td", {}, cut(text, 300))),
+          texts.map((text) => el("td", cut(text, 300))),
         );
       }),
     );
@@ -116,21 +111,19 @@ export class RawTable {
     if (count <= page) return null;
     const to = (place, mark, title, there) =>
       el(
-        "button",
+        "button.quiet",
         {
-          class: "quiet",
           disabled: !there,
           "aria-label": title,
           onclick: () => {
             go(place);
-            this._load();
+            this._later();
           },
         },
         mark,
       );
     return el(
       "span",
-      {},
       to(at - page, "‹", `${what} before`, at > 0),
       ` ${what} ${format.count(at)} to ${format.count(at + shown - 1)} of ${format.count(count)} `,
       to(at + page, "›", `${what} after`, at + page < count),

@@ -12,8 +12,8 @@ export class Scopes {
       onchange: () => onchange({ checkpoint: this.checkpoint.value }),
       onfocus: () => this.list(),
     });
-    this.chips = el("span", { class: "chips" });
-    this.node = el("div", { class: "scopes" }, this.run, this.checkpoint, this.chips);
+    this.chips = el("span.chips");
+    this.node = el("div.scopes", this.run, this.checkpoint, this.chips);
     this.set(given);
   }
 
@@ -49,13 +49,8 @@ export class Scopes {
   chip(name, value) {
     const told = `${name} ${value}`;
     return el(
-      "button",
-      {
-        class: "chip",
-        "aria-label": `No longer only ${told}`,
-        title: told,
-        onclick: () => this.onchange({ [name]: "" }),
-      },
+      "button.chip",
+      { "aria-label": `No longer only ${told}`, title: told, onclick: () => this.onchange({ [name]: "" }) },
       cut(told, 28),
       " ×",
     );

@@ -15,10 +15,10 @@ export class Stage {
    * keyed: it is alone, and its tokens have keys. What is asked is taken back by `signal`. */
   constructor(asked, found, cursor, { gamma = "", ongamma = () => {}, keyed = false, signal }) {
     Object.assign(this, { asked, found, cursor, gamma, ongamma, signal, open: [] });
-    this.derived = el("div", { class: "charts" });
-    this.films = el("div", { class: "films" });
-    this.talk = el("div", { class: "talk" });
-    this.charts = el("div", { class: "charts" });
+    this.derived = el("div.charts");
+    this.films = el("div.films");
+    this.talk = el("div.talk");
+    this.charts = el("div.charts");
     for (const field of found.fields.filter((one) => one.kind === "frames"))
       this._keep(this.films, new Film(field.name, asked, cursor));
     if (keyed && this._spoken) keys.bind("Conversation", this._keys(), signal);
@@ -80,9 +80,7 @@ export class Stage {
     if (found.curves.some((line) => line.x)) this.exact = this._exact();
     const left = found.left_out;
     if (left.length)
-      this.charts.append(
-        el("p", { class: "quiet-text" }, `and ${left.length} more fields of numbers: ${cut(left.join(", "), 300)}`),
-      );
+      this.charts.append(el("p.quiet-text", `and ${left.length} more fields of numbers: ${cut(left.join(", "), 300)}`));
   }
 
   _ask(given) {

@@ -2,6 +2,7 @@
 
 import { askBytes } from "./api.js";
 import { cut, el, fill } from "./dom.js";
+import { picture } from "./films.js";
 
 const WAIT_MS = 200; // while somebody scrolls, what passes by is not asked for
 const KEPT = 400;
@@ -11,8 +12,7 @@ export class Strip {
   constructor({ asked, onpick, signal }) {
     Object.assign(this, { asked, onpick, signal });
     this.pictures = new Map(); // id -> ImageData, or null for an episode without one
-    this.node = el("div", {
-      class: "strip",
+    this.node = el("div.strip", {
       role: "group",
       "aria-label": "First pictures of the episodes in sight",
       tabindex: "0",
@@ -41,7 +41,7 @@ export class Strip {
       const { bytes, facts } = await askBytes("strip", { ...this.asked(), ids }, this.signal);
       this._take(bytes, facts, ids);
     } catch (error) {
-      if (error.name !== "AbortError") fill(this.node, el("p", { class: "error-text" }, error.message));
+      if (error.name !== "AbortError") fill(this.node, el("p.error-text", error.message));
       return;
     }
     this._draw();
@@ -49,13 +49,7 @@ export class Strip {
 
   _take(bytes, { shape: [, height, width], ids: found }, asked) {
     for (const id of asked) this.pictures.set(id, null);
-    found.forEach((id, n) => {
-      const image = new ImageData(width, height);
-      for (let i = 0, from = 3 * n * width * height; i < image.data.length; i += 4, from += 3) {
-        image.data.set([bytes[from], bytes[from + 1], bytes[from + 2], 255], i);
-      }
-      this.pictures.set(id, image);
-    });
+    found.forEach((id, n) => this.pictures.set(id, picture(bytes, n, width, height)));
     while (this.pictures.size > KEPT) this.pictures.delete(this.pictures.keys().next().value);
   }
 
@@ -66,15 +60,14 @@ export class Strip {
         const image = this.pictures.get(id);
         const chosen = place === this.picked ? "true" : null;
         return el(
-          "button",
+          "button.quiet",
           {
-            class: "quiet",
             title: cut(id, 200),
             "aria-label": `Episode ${cut(id, 80)}`,
             "aria-current": chosen,
             onclick: () => this.onpick(place),
           },
-          image ? _canvas(image) : el("span", { class: "no-picture" }, image === null ? "none" : "…"),
+          image ? _canvas(image) : el("span.no-picture", image === null ? "none" : "…"),
         );
       }),
     );

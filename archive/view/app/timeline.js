@@ -16,25 +16,15 @@ export function timeline(run, saved, picked, onpick) {
   const arcs = shown.map((one, i) => _arc(one, i, shown, at)).filter(Boolean);
   const left = saved.length > shown.length ? `, the newest ${MOST}` : "";
   return el(
-    "section",
-    { class: "timeline", "aria-label": `Checkpoints of run ${cut(run, 40)}` },
+    "section.timeline",
+    { "aria-label": `Checkpoints of run ${cut(run, 40)}` },
     el(
       "h2",
-      {},
       `Run ${cut(run, 60)} `,
-      el(
-        "span",
-        { class: "quiet-text" },
-        `${format.counted(saved.length, "checkpoint")}${left}; bars: steps that were new`,
-      ),
+      el("span.quiet-text", `${format.counted(saved.length, "checkpoint")}${left}; bars: steps that were new`),
     ),
     svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "marks" }, arcs, marks),
-    el(
-      "div",
-      { class: "ends" },
-      el("span", {}, `step ${shown[0]?.step ?? "–"}`),
-      el("span", {}, `step ${shown.at(-1)?.step ?? "–"}`),
-    ),
+    el("div.ends", el("span", `step ${shown[0]?.step ?? "–"}`), el("span", `step ${shown.at(-1)?.step ?? "–"}`)),
   );
 }
 
@@ -82,7 +72,7 @@ function _mark(one, i, x, wide, part, chosen, onpick) {
           }
         },
       },
-      svg("title", {}, told),
+      svg("title", told),
     ),
   ];
 }
@@ -96,10 +86,9 @@ function _arc(one, i, shown, at) {
   const text = one.resumed.world_size === one.world_size ? "" : `${one.resumed.world_size}→${one.world_size}`;
   const high = Math.min(24, 10 + (x1 - x0) / 8);
   return svg(
-    "g",
-    { class: "arc" },
+    "g.arc",
     svg("path", { d: `M ${x0} 28 C ${x0} ${28 - high}, ${x1} ${28 - high}, ${x1} 28` }),
     text ? svg("text", { x: (x0 + x1) / 2, y: Math.max(9, 27 - high * 0.75), "text-anchor": "middle" }, text) : null,
-    svg("title", {}, `went on from ${one.resumed.name ?? `commit ${one.resumed.commit}`}`),
+    svg("title", `went on from ${one.resumed.name ?? `commit ${one.resumed.commit}`}`),
   );
 }

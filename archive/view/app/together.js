@@ -24,7 +24,7 @@ export class Page {
     const ids = this._ids();
     const found = await Promise.all(ids.slice(0, MOST).map((id) => ask("episode", { ...this.asked, id }, this.signal)));
     if (!found.length)
-      return void fill(this.main, el("p", {}, "There are no episodes to compare: mark one by x, another by x."));
+      return void fill(this.main, el("p", "There are no episodes to compare: mark one by x, another by x."));
     const longest = Math.max(1, ...found.map((one) => one.length));
     this.cursor = new Cursor(longest, Number(this.given.step ?? 0) || 0);
     const by = el(
@@ -35,18 +35,16 @@ export class Page {
     );
     by.value = this.given.by === "time" ? "time" : "step";
     this.way = by.value;
-    const columns = el("div", { class: "columns" });
+    const columns = el("div.columns");
     fill(
       this.main,
       el(
-        "article",
-        { class: "together" },
+        "article.together",
         el(
-          "header",
-          { class: "head" },
-          el("h1", {}, `${found.length} side by side`),
+          "header.head",
+          el("h1", `${found.length} side by side`),
           by,
-          ids.length > MOST ? el("span", { class: "quiet-text" }, `the first of ${ids.length}`) : null,
+          ids.length > MOST ? el("span.quiet-text", `the first of ${ids.length}`) : null,
         ),
         player(this.cursor),
         columns,
@@ -99,7 +97,7 @@ export class Page {
   _column(found) {
     const asked = { ...this.asked, id: found.id };
     const stage = new Stage(asked, found, new Cursor(Math.max(1, found.length)), { signal: this.signal });
-    const at = el("span", { class: "quiet-text" });
+    const at = el("span.quiet-text");
     stage.cursor.follow((step) => {
       fill(at, `step ${step} of ${found.length}`);
       // a press on a curve or a turn of one leads all
@@ -110,12 +108,11 @@ export class Page {
       .map(([key, value]) => `${key} ${value}`)
       .join(", ");
     return el(
-      "section",
-      { class: "column", "aria-label": `Episode ${cut(found.id, 80)}` },
-      el("h2", {}, el("a", { href: address.of("episode", asked), title: found.id }, format.name(found.id, 34))),
+      "section.column",
+      { "aria-label": `Episode ${cut(found.id, 80)}` },
+      el("h2", el("a", { href: address.of("episode", asked), title: found.id }, format.name(found.id, 34))),
       el(
-        "p",
-        { class: "quiet-text" },
+        "p.quiet-text",
         `return ${format.number(found.about.return ?? null)}${labels ? ` · ${cut(labels, 80)}` : ""} · `,
         at,
       ),

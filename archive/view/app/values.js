@@ -10,14 +10,9 @@ export class Values {
   constructor(given, cursor) {
     Object.assign(this, { given, cursor });
     this.newest = new Newest(WAIT_MS);
-    this.body = el("tbody", {});
-    this.title = el("h3", {});
-    this.node = el(
-      "section",
-      { class: "at-step", "aria-label": "Values at the step" },
-      this.title,
-      el("table", { class: "plain" }, this.body),
-    );
+    this.body = el("tbody");
+    this.title = el("h3");
+    this.node = el("section.at-step", { "aria-label": "Values at the step" }, this.title, el("table.plain", this.body));
     this.unfollow = cursor.follow((step) => this.show(step));
     this.show(cursor.step);
   }
@@ -40,19 +35,12 @@ export class Values {
       fill(
         this.body,
         Object.entries(found.values).map(([name, texts]) =>
-          el(
-            "tr",
-            {},
-            el("th", { scope: "row" }, cut(name, 60)),
-            el("td", {}, el("code", {}, cut(texts[0] ?? "", 20_000))),
-          ),
+          el("tr", el("th", { scope: "row" }, cut(name, 60)), el("td", el("code", cut(texts[0] ?? "", 20_000)))),
         ),
-        found.more
-          ? el("tr", {}, el("td", { class: "quiet-text", colspan: 2 }, `and ${found.more} more fields`))
-          : null,
+        found.more ? el("tr", el("td.quiet-text", { colspan: 2 }, `and ${found.more} more fields`)) : null,
       );
     } catch (error) {
-      if (error.name !== "AbortError") fill(this.body, el("tr", {}, el("td", { class: "error-text" }, error.message)));
+      if (error.name !== "AbortError") fill(this.body, el("tr", el("td.error-text", error.message)));
     }
   }
 }

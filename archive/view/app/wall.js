@@ -19,9 +19,9 @@ export class Page {
   constructor(main, about, given, signal) {
     Object.assign(this, { given, signal, turn: turns(signal), open: [] });
     this.ids = null;
-    this.returns = el("div", {});
-    this.tiles = el("div", { class: "tiles" });
-    this.node = el("div", { class: "wall" }, el("h1", {}, "Newest episodes"), this.returns, this.tiles);
+    this.returns = el("div");
+    this.tiles = el("div.tiles");
+    this.node = el("div.wall", el("h1", "Newest episodes"), this.returns, this.tiles);
     fill(main, this.node);
     signal.addEventListener("abort", () => this.close());
   }
@@ -48,10 +48,7 @@ export class Page {
       this._returns(Array.from(columns.return).reverse());
       fill(this.tiles);
       if (!count)
-        fill(
-          this.returns,
-          el("p", { class: "quiet-text" }, "There are no episodes yet; they appear here as they are committed."),
-        );
+        fill(this.returns, el("p.quiet-text", "There are no episodes yet; they appear here as they are committed."));
       const rows = Array.from({ length: Math.min(TILES, count) }, (_, i) =>
         Object.fromEntries(Object.entries(columns).map(([name, values]) => [name, values[i]])),
       );
@@ -75,26 +72,22 @@ export class Page {
   async _tile(row, signal) {
     const { commit, checkpoint } = address.scope(this.given);
     const asked = { commit, checkpoint, id: row.episode_id };
-    const stage = el("div", { class: "tile-stage" });
+    const stage = el("div.tile-stage");
     const told = `return ${format.number(row.return)} · ${format.counted(row.length, "step")} · update ${format.number(row.update_count_max)}`;
     this.tiles.append(
       el(
-        "a",
-        {
-          class: "tile",
-          href: address.of("episode", asked),
-          "aria-label": `Episode ${cut(row.episode_id, 80)}, ${told}`,
-        },
+        "a.tile",
+        { href: address.of("episode", asked), "aria-label": `Episode ${cut(row.episode_id, 80)}, ${told}` },
         stage,
-        el("strong", {}, format.name(row.episode_id, 26)),
-        el("span", { class: "quiet-text" }, told),
+        el("strong", format.name(row.episode_id, 26)),
+        el("span.quiet-text", told),
       ),
     );
     const found = await ask("episode", asked, signal).catch((error) => ({ fields: [], why: error.message }));
     if (signal.aborted) return;
     const field = found.fields.find((one) => one.kind === "frames");
     if (!field) {
-      if (found.why) stage.append(el("p", { class: "error-text" }, cut(found.why, 200)));
+      if (found.why) stage.append(el("p.error-text", cut(found.why, 200)));
       return;
     }
     const cursor = new Cursor(found.length);

@@ -1,11 +1,9 @@
 // Which weights made which steps, as a band over the curves: where it changes colour, others took over.
 
-import { cut, el, fill, svg } from "./dom.js";
+import { cut, el, fill } from "./dom.js";
 import * as format from "./format.js";
 
 const COLORS = 8; // --line-0 ... in episode.css
-const HEIGHT = 12;
-
 /** Whether there is anything to tell apart. */
 export function changing(parts) {
   return new Set(parts.map(_name)).size > 1;
@@ -15,44 +13,21 @@ export class Weights {
   constructor(parts, length, cursor) {
     this.parts = parts.filter((part) => part.stop > part.start);
     const numbers = new Map([...new Set(this.parts.map(_name))].map((name, i) => [name, i]));
-    const press = (part) => () => cursor.by(part.start - cursor.step);
-    const bands = this.parts.map((part) =>
-      svg(
-        "rect",
-        {
-          x: part.start,
-          y: 0,
-          width: part.stop - part.start,
-          height: HEIGHT,
-          class: `weights-${numbers.get(_name(part)) % COLORS}`,
-          onclick: press(part),
-        },
-        svg("title", {}, _told(part)),
-      ),
-    );
-    this.mark = svg("rect", { y: 0, height: HEIGHT, class: "weights-mark", width: Math.max(0.5, length / 600) });
-    this.now = el("b", {});
+    const part = (step) => `${(100 * step) / Math.max(1, length)}%`;
+    const bands = this.parts.map((one) => {
+      const style = { left: part(one.start), width: part(one.stop - one.start) };
+      const go = () => cursor.by(one.start - cursor.step);
+      const color = `line-${numbers.get(_name(one)) % COLORS}`;
+      return el("span", { class: color, style, title: _told(one), onclick: go });
+    });
+    this.mark = el("span.weights-mark");
+    this.at = part;
+    this.now = el("b");
     this.node = el(
-      "section",
-      { class: "chart weights-band", "aria-label": "Weights of the steps" },
-      el(
-        "header",
-        {},
-        el("strong", {}, "weights"),
-        this.now,
-        el("span", { class: "quiet-text" }, `${numbers.size} in all`),
-      ),
-      svg(
-        "svg",
-        {
-          viewBox: `0 0 ${Math.max(1, length - 1)} ${HEIGHT}`,
-          preserveAspectRatio: "none",
-          class: "weights-row",
-          "aria-hidden": "true",
-        },
-        bands,
-        this.mark,
-      ),
+      "section.chart.weights-band",
+      { "aria-label": "Weights of the steps" },
+      el("header", el("strong", "weights"), this.now, el("span.quiet-text", `${numbers.size} in all`)),
+      el("div.weights-row", { "aria-hidden": "true" }, bands, this.mark),
     );
     this.unfollow = cursor.follow((step) => this.show(step));
     this.show(cursor.step);
@@ -63,7 +38,7 @@ export class Weights {
   }
 
   show(step) {
-    this.mark.setAttribute("x", step);
+    this.mark.style.left = this.at(step);
     const part = this.parts.find((one) => one.start <= step && step < one.stop);
     fill(this.now, part ? _told(part) : "–");
   }
