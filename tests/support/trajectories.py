@@ -4,6 +4,7 @@ and buffers that hold them."""
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,33 @@ def loaded(url: Any, **options: Any) -> TrajectoryReplayBuffer:
     buffer = saving(url, **options)
     buffer.load_checkpoint(f"{url}/rank_0")
     return buffer
+
+
+def world(url: str, size: int, session: str, **options: Any) -> list[TrajectoryReplayBuffer]:
+    """A buffer for each rank."""
+    options = {"auto_save": True, "sample_window_size": 0, "cache_size": 2} | options
+    return [
+        TrajectoryReplayBuffer(auto_save_path=f"{url}/rank_{r}", world_size=size, session=session, **options)
+        for r in range(size)
+    ]
+
+
+def add(buffers: Sequence[TrajectoryReplayBuffer], count: int, first: int = 0) -> None:
+    """Trajectory i goes to rank i % M: so its number is its id."""
+    for i in range(first, first + count):
+        assert buffers[i % len(buffers)].add_trajectories([make(i)]) == [i]
+
+
+def save(buffers: Sequence[TrajectoryReplayBuffer], url: str) -> archive.Checkpoint:
+    """Rank after rank; visible when the last has returned."""
+    pending = [b.save_checkpoint(f"{url}/rank_{r}") for r, b in enumerate(buffers)]
+    assert pending[-1].done()
+    return pending[-1].result()
+
+
+def close(buffers: Sequence[TrajectoryReplayBuffer]) -> None:
+    for buffer in buffers:
+        buffer.close()
 
 
 def saved_trees(root: Path) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from archive.adapters import check_option
 from archive.adapters.rlinf import trajectory as rlinf
 from archive.adapters.rlinf.contents import Contents, Entry, Flat, Home, joined, read, taken_apart
 from archive.adapters.rlinf.resume import ADDED, Job, Part, Start, entries_of, find, job_world_size, where
-from archive.adapters.rlinf.sinks import Added, Sink, Sinks
+from archive.adapters.rlinf.sinks import Sink, Sinks
 from archive.adapters.rlinf.trajectory import NUMBER, SYSTEM, Steps, Weights
 from archive.base import ClosedError, EmptyBufferError, FieldError, UsageError, forking, logger
 from archive.checkpoint import MAIN_BUFFER, Pending, finish_at_exit
@@ -121,7 +121,7 @@ class TrajectoryReplayBuffer:
 
     @property
     def _in_memory(self) -> int | None:
-        """How many trajectories stay in memory; None for all."""
+        """The number of trajectories that stay in memory; None for all."""
         if not self.auto_save:
             return self.sample_window_size or None
         return self.cache_size if self.enable_cache else 0
@@ -160,17 +160,18 @@ class TrajectoryReplayBuffer:
                 isinstance(trajectories, Mapping) or not isinstance(trajectories, Iterable)
             ):
                 raise UsageError(f"a list of trajectories is expected, not a {type(trajectories).__name__}")
-            taken = [one for one in map(_taken, trajectories or ()) if one is not None]
+            weights = Weights(model_weights_uuid, model_update_count)
+            every = (_taken(trajectory, weights) for trajectory in trajectories or ())
+            taken = [one for one in every if one is not None]
             with self._lock:
                 self._contents.check(one.flat for one in taken)
-            given = Weights(model_weights_uuid, model_update_count)
-            ids = [self._add(one._replace(weights=given.or_else(one.weights))) for one in taken]
+            ids = [self._add(one) for one in taken]
             if self._where is not None and len(self._contents.cached) > (self._in_memory or 0):
                 self._sinks.at(self._where).commit_now()  # what is in the archive need not be in memory
             return ids
 
     def _add(self, taken: _Taken) -> int:
-        entry = Entry(self._claimed(), taken.flat.steps, taken.flat.envs, taken.weights)
+        entry = Entry(self._claimed(), taken.flat.steps, taken.flat.envs, taken.made.weights)
         number = entry.trajectory_id
         if self._where is None:
             self._keep(entry, taken.flat)
@@ -178,9 +179,9 @@ class TrajectoryReplayBuffer:
         sink = self._sinks.at(self._where)
         more = {} if self._journal_s is None else {ADDED: self._added + 1}
         with sink.writer.together():
-            name = sink.append(entry, taken.as_episode(number, more))
+            sink.append(entry, taken.as_episode(number, more))
             sink.drop(self._keep(entry, taken.flat))
-        sink.added(entry, name, taken.nbytes)
+        sink.added(entry, taken.nbytes)
         return number
 
     def _keep(self, entry: Entry, flat: Flat) -> list[int]:
@@ -200,13 +201,12 @@ class TrajectoryReplayBuffer:
         self._next_id = claimed + 1
         return claimed
 
-    def _visible(self, made: list[Added], home: Home) -> None:
+    def _visible(self, names: Mapping[Entry, str], home: Home) -> None:
         """These can be read from the archive now."""
         with self._lock:
-            for added in made:
-                if added.entry.home is None:
-                    added.entry.home, added.entry.name = home, added.name
-                    added.entry.original = added.entry.trajectory_id
+            for entry, name in names.items():
+                if entry.home is None:
+                    entry.home, entry.name, entry.original = home, name, entry.trajectory_id
             self._contents.trim()
 
     # -- sampling -----------------------------------------------------------------------------------------------
@@ -233,17 +233,17 @@ class TrajectoryReplayBuffer:
         return unflatten(joined(parts, count, self._missing))
 
     def sample_chunks(self, num_chunks: int) -> dict[str, Any]:
-        """As `sample`."""
+        """The same as `sample`."""
         return self.sample(num_chunks)
 
     def _flatten_trajectory(self, trajectory: Any) -> dict[str, Any]:
         """A trajectory's transitions as batches have them, [T * B, ...]; {} for one without any steps. Nothing is
         added. RLinf's workers call it."""
-        taken = _taken(trajectory)
+        taken = _taken(trajectory, Weights())
         return {} if taken is None else unflatten(taken.flat.rows)
 
     def is_ready(self, min_size: int) -> bool:
-        """Whether so many trajectories have been added (of those that left since, too) that training may begin."""
+        """True if so many trajectories have been added that training may begin; those that left since count, too."""
         return len(self) > 0 and self._added >= min_size
 
     async def is_ready_async(self, min_size: int) -> bool:
@@ -309,10 +309,10 @@ class TrajectoryReplayBuffer:
                 tree, ahead = ahead[1], next(elsewhere, None)
             else:
                 tree = self._tree(entry)
-            taken = _taken(tree)
+            taken = _taken(tree, entry.weights)
             assert taken is not None
-            made = taken._replace(weights=entry.weights.or_else(taken.weights)).as_episode(entry.trajectory_id)
-            sink.added(entry, sink.append(entry, made), taken.nbytes)
+            sink.append(entry, taken.as_episode(entry.trajectory_id))
+            sink.added(entry, taken.nbytes)
 
     def _tree(self, entry: Entry) -> dict[str, Any]:
         """A trajectory that is, or was a moment ago, in memory."""
@@ -361,7 +361,7 @@ class TrajectoryReplayBuffer:
             self._sinks.each(partial(Sink.keep_only, numbers=contents.entries))
 
     def clear(self) -> None:
-        """All trajectories leave the buffer. What was saved stays in the archive, and ids are not used again."""
+        """Empty the buffer. What was saved stays in the archive, and ids are not used again."""
         with self._writing:
             self._sinks.each(partial(Sink.keep_only, numbers=()))
             with self._lock:
@@ -389,7 +389,7 @@ class TrajectoryReplayBuffer:
 
     @property
     def durable_until(self) -> Durable:
-        """How far what was added is durable, with journal_s=: `durable_until.seconds_behind` is 0.0 if all is."""
+        """The extent to which all that was added is durable, with journal_s=: `seconds_behind` is 0.0 if all is."""
         return self._journaling().durable_until
 
     def _journaling(self) -> Writer:
@@ -458,22 +458,24 @@ class _Taken(NamedTuple):
 
     made: Steps
     flat: Flat
-    weights: Weights
 
     @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self.flat.rows.values())
 
     def as_episode(self, number: int, more: Mapping[str, Any] | None = None) -> Steps:
-        """What the archive is to have of it, under that id and with what is known of the weights."""
-        uuid, count = self.weights
+        """The episode that the archive gets of it, with its id and its weights in the metadata, and more if given."""
+        uuid, count = self.made.weights
         metadata = {NUMBER: number, **self.made.metadata, **(more or {})}
         metadata |= {"model_weights_uuid": uuid, "model_update_count": count}
-        return dataclasses.replace(self.made, metadata=metadata, weights=self.weights)
+        return dataclasses.replace(self.made, metadata=metadata)
 
 
-def _taken(trajectory: Any) -> _Taken | None:
-    """A trajectory's parts; None for one without any steps; an error if it cannot be kept."""
+def _taken(trajectory: Any, weights: Weights) -> _Taken | None:
+    """A trajectory's parts; None for one without any steps; an error if it cannot be kept.
+
+    weights: as the caller gives them; they go before what the trajectory says.
+    """
     try:
         given = rlinf.tree_of(trajectory)
     except TypeError:
@@ -496,9 +498,10 @@ def _taken(trajectory: Any) -> _Taken | None:
         found = (tree.get(name, getattr(trajectory, name, None)) for name in names)
         return next((value for value in found if value is not None), None)
 
-    said_weights = Weights(said("model_weights_uuid"), said("model_update_count", "update_count"))
-    weights = said_weights.or_else(rlinf.weights_of(tree.get("model_weights_id", "")))
-    return _Taken(rlinf.to_steps(tree), taken_apart(tree, int(shape[0]), int(shape[1])), weights)
+    own = Weights(said("model_weights_uuid"), said("model_update_count", "update_count"))
+    made = rlinf.to_steps(tree)
+    made = dataclasses.replace(made, weights=weights.or_else(own).or_else(made.weights))
+    return _Taken(made, taken_apart(tree, int(shape[0]), int(shape[1])))
 
 
 def next_of(first: int, rank: int, world_size: int) -> int:

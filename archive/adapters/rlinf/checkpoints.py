@@ -86,7 +86,7 @@ def import_checkpoint(
 
 
 def problems(ck: Checkpoint, buffer: str = MAIN_BUFFER) -> list[Problem]:
-    """What was wrong with the files that an imported checkpoint was made from, file by file."""
+    """The problems of the files that an imported checkpoint was made from."""
     states = (ck.state(rank, buffer) for rank in ck.ranks)
     return [Problem(*one) for state in states if isinstance(state, dict) for one in state.get("problems", ())]
 

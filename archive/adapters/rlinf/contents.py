@@ -396,6 +396,8 @@ class Window(NamedTuple):
         """Rows of the transitions drawn (numbers within the window): those in memory, and calls that read the rest."""
         which = torch.bucketize(drawn, self.ends, right=True)
         row = drawn - self.starts[which]
+        if len(self.sources) == 1 and isinstance(slab := self.sources[0], Slab):
+            return [(torch.arange(len(drawn)), slab.take(self.base[which] + row))], []
         of = self.source[which]
         parts: list[Part] = []
         reads: list[Callable[[], list[Part]]] = []
@@ -461,7 +463,7 @@ class Contents:
         self._window = None
 
     def forget(self, entry: Entry) -> None:
-        """A trajectory's rows need not be in memory any more."""
+        """Free the memory of a trajectory's rows."""
         if entry.slab is None:
             return
         del entry.slab.spans[entry], self.cached[entry]
@@ -477,7 +479,7 @@ class Contents:
             self.forget_read(len(self.cached) - self._in_memory)
 
     def forget_read(self, count: int) -> None:
-        """Of the oldest `count` in memory those that can be read from an archive need not be there any more."""
+        """Free the memory of those among the oldest `count` there that can be read from an archive."""
         for entry in list(self.cached)[: max(0, count)]:
             if entry.home is not None:
                 self.forget(entry)

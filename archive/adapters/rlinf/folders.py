@@ -88,7 +88,7 @@ class _Plain(pickle.Unpickler):
 
 
 def _load_pt(data: bytes) -> Any:
-    """As torch.load, but a flipped bit is noticed."""
+    """Load as torch.load does, but notice a flipped bit."""
     if zipfile.is_zipfile(io.BytesIO(data)):
         with zipfile.ZipFile(io.BytesIO(data)) as members:
             bad = members.testzip()
@@ -105,7 +105,7 @@ def _first_line(error: BaseException) -> str:
 
 
 class Problem(NamedTuple):
-    """What is wrong with one file of a source.
+    """A problem of one file of a source.
 
     kind: "missing", "damaged", "disagrees" (what belongs to it says otherwise); or, which are no reasons to stop,
     "unlisted" (no index lists it; it is left out) and "outlived" (an index lists what RLinf no longer saves).

@@ -65,7 +65,7 @@ def follow(buffers: Any, writer: Writer, *, on_missing: str = "error") -> None:
     """
     common.check_option("on_missing", on_missing, ON_MISSING)
     every = _buffers(buffers, on_missing)
-    for one in every.values():
+    for one in every.values() if writer.journaled else ():
         _watches.setdefault(one.buffer, _Watch()).over(one.buffer)
     live.follow(lambda: every, writer)
 
@@ -127,7 +127,7 @@ class RLinfBuffer(LiveBuffer):
         return Saved(attributes=renumbered(known), state=state, tick=tick)
 
     def _tree(self, number: int, entry: Mapping[str, Any], wait: Wait) -> dict[str, Any] | None:
-        """What RLinf would save of a trajectory: from its file, which is whole, else from the cache."""
+        """The tree that RLinf would save of a trajectory: from its file, which is whole, else from the cache."""
         buffer, cache, watch = self.buffer, self.buffer._flat_trajectory_cache, _watches.get(self.buffer)
         if watch is not None and number in watch.given:
             return _without_none(tree_of(watch.given[number]))
@@ -168,7 +168,7 @@ class RLinfBuffer(LiveBuffer):
         return Report(len(kept), sum(one.entry["shape"][0] for one in kept), counts)
 
     def _empty(self) -> None:
-        """As it was made: what `clear()` leaves of the window and its version is taken back, too."""
+        """Make it as it was made: what `clear()` leaves of the window and its version goes, too."""
         self.buffer.clear()
         self.buffer._index_version = 0
         _set_window(self.buffer, None)
@@ -216,7 +216,7 @@ _watches: WeakKeyDictionary[Any, _Watch] = WeakKeyDictionary()
 
 
 def _is_held(buffer: Any, number: int) -> bool:
-    """Whether its data is anywhere: without auto_save only what is in the cache is."""
+    """True if its data is anywhere: without auto_save only what is in the cache is."""
     cache = buffer._flat_trajectory_cache
     return number in buffer._trajectory_file_path or (cache is not None and number in cache.cache)
 

@@ -1,4 +1,4 @@
-"""What a TrajectoryReplayBuffer goes on from: archive and rank of a path, and the trajectories that are there."""
+"""The start of a TrajectoryReplayBuffer: archive and rank of a path, and the trajectories that it goes on from."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Job:
         return archive.open(where.root, create=create, storage_options=options)
 
     def writers(self, rank: int) -> int:
-        """How many ranks write; 1 where nobody says and the rank is 0."""
+        """The number of ranks that write; 1 where nobody says and the rank is 0."""
         world_size = job_world_size() if self.world_size is None else self.world_size
         if world_size is None and rank:
             raise UsageError(
@@ -97,7 +97,7 @@ def job_world_size() -> int | None:
 
 
 class Part(NamedTuple):
-    """What a rank is to load: its own part of what a path means, or part `part` of `world_size`."""
+    """The part that a rank is to load: its own of what a path means, or part `part` of `world_size`."""
 
     where: Where
     part: int | None
@@ -169,8 +169,8 @@ def find(job: Job, asked: Part, own: Collection[str] = ()) -> Start:
 
 
 def _share(ck: Checkpoint, buffer: str, asked: Part) -> Any:
-    """All as it was in a world of the same size, else a part by trajectories; or one of the parts of what the path's
-    rank, or all ranks, had."""
+    """The share with all as it was in a world of the same size, else with a part by trajectories; where a part is asked
+    for, that one of what the path's rank had, or all ranks."""
     index, named = asked.part, asked.where.rank
     if index is None:
         rank, size = asked.meant(ck.world_size, f"checkpoint {ck.name!r} was saved by {ck.world_size}")
@@ -221,7 +221,7 @@ def _of_share(arc: Archive, ck: Checkpoint, share: Any, buffer: str) -> Start:
 
 
 def _added(held: Episodes, numbers: Mapping[str, int], state: Mapping[str, Any]) -> int | None:
-    """How many trajectories had been added with the newest one: its episode says it, or a newer state."""
+    """The number of trajectories that had been added with the newest one: its episode says it, or a newer state."""
     names: list[str] = held.table["episode_id"].to_pylist()
     counts = {numbers[name]: about.get(ADDED) for name, about in zip(names, metadata_of(held), strict=True)}
     newest = max(counts, default=-1)
@@ -231,8 +231,8 @@ def _added(held: Episodes, numbers: Mapping[str, int], state: Mapping[str, Any])
 
 
 def _of_commits(arc: Archive, job: Job, asked: Part) -> Start:
-    """What a rank wrote, in a world of as many; else a contiguous part of all, by number: where auto_save committed and
-    nobody made a checkpoint. NothingThereError where the run committed nothing to the buffer."""
+    """The start where auto_save committed and nobody made a checkpoint: the trajectories that a rank wrote, in a world
+    of as many; else a contiguous part of all, by number. NothingThereError where nothing was committed."""
     every = arc.episodes.filter(buffer=job.buffer)
     other = {name for run, entry in arc.head.runs.items() if run != job.run for name in entry.sessions}
     if (sessions := {*every.table["session"].to_pylist()}) & other:

@@ -4,7 +4,6 @@ background, and checkpointed."""
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -15,22 +14,23 @@ from archive.adapters.rlinf.contents import Entry, Home
 from archive.adapters.rlinf.resume import Homes, Job, Start, Where
 from archive.adapters.rlinf.trajectory import Mark, Steps, renumbered
 from archive.base import process_group
-from archive.checkpoint import Checkpoint, Pending, on_terminal
+from archive.checkpoint import Pending, on_terminal
 from archive.log import named_session, place
 
 CHUNK_BYTES = 64 * 1024  # transitions are drawn one by one, and each reads its chunk
 MAX_UNCOMMITTED_BYTES = 256 * 1024 * 1024  # added but not visible yet, and so in memory
 
 
-class Added(NamedTuple):
-    """A trajectory that was appended as an episode, and is not committed yet."""
-
-    entry: Entry
-    name: str
-    nbytes: int
+Visible = Callable[[dict[Entry, str], Home], None]  # of trajectories and their episodes' ids
 
 
-Visible = Callable[[list[Added], Home], None]
+class Earlier(NamedTuple):
+    """The start of a writer: a share or a checkpoint, and the trajectories that are live in it."""
+
+    source: Any
+    rank: int
+    world_size: int
+    known: dict[int, Item]
 
 
 class Sink:
@@ -48,7 +48,7 @@ class Sink:
         self.part = part_of(writer, buffer)
         self.home = home
         self.known: dict[int, Item] = {}  # live in it, by trajectory id
-        self.saved: tuple[Checkpoint, dict[int, Item]] | None = None  # the newest checkpoint, and what it has
+        self.saved: Earlier | None = None  # the newest checkpoint
         self.pending: Pending | None = None
         newest = arc.checkpoints.of(writer.run).latest  # all ranks see the same one: none is made without them
         self.step = 0 if newest is None else newest.step + 1
@@ -56,28 +56,25 @@ class Sink:
         self._visible = visible
         self._interval_s = interval_s
         self._committing = threading.RLock()
-        self._uncommitted: list[Added] = []
-        self._aside = threading.Lock()  # of the one that commits in the background; taken for good by stop()
+        self._uncommitted: dict[Entry, int] = {}  # and their bytes
         self._timing = threading.Lock()
         self._timer: threading.Timer | None = None
-        self._due = 0.0
+        self._at_work = False  # in the background
         self._error: BaseException | None = None
 
-    def append(self, entry: Entry, made: Steps) -> str:
-        """Append a trajectory, copied; its episode's id. `added` has to follow."""
-        name = made.add(self.part)
-        self.known[entry.trajectory_id] = Item(Mark(entry, entry.trajectory_id), name)
-        return name
+    def append(self, entry: Entry, made: Steps) -> None:
+        """Append a trajectory, copied. `added` has to follow."""
+        self.known[entry.trajectory_id] = Item(Mark(entry, entry.trajectory_id), made.add(self.part))
 
-    def added(self, entry: Entry, name: str, nbytes: int) -> None:
+    def added(self, entry: Entry, nbytes: int) -> None:
         """It can be read once it is committed. Not within `together()`: a commit may be waiting for the writer."""
         with self._committing:
-            self._uncommitted.append(Added(entry, name, nbytes))
-            waiting = sum(added.nbytes for added in self._uncommitted)
-        self._later(0.0 if waiting > MAX_UNCOMMITTED_BYTES else self._interval_s)
+            self._uncommitted[entry] = nbytes
+            hurry = sum(self._uncommitted.values()) > MAX_UNCOMMITTED_BYTES
+        self._later(hurry=hurry)
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """These trajectories have left the buffer."""
+        """Take out the trajectories that have left the buffer."""
         gone = [number for number in numbers if number in self.known]
         if gone:
             self.part.remove([self.known[number].episode_id for number in gone])
@@ -85,14 +82,14 @@ class Sink:
                 del self.known[number]
 
     def keep_only(self, numbers: Collection[int]) -> None:
-        """All other trajectories have left the buffer."""
+        """Drop all other trajectories."""
         self.drop([number for number in self.known if number not in numbers])
 
     def commit(self) -> None:
         """Make visible what was added; while a checkpoint is under way, that will."""
         with self._committing:
             if self.pending is not None and not self.pending.done():
-                self.pending.future.add_done_callback(lambda _: self._later(self._interval_s))
+                self.pending.future.add_done_callback(lambda _: self._later())
                 return
             made = list(self._uncommitted)
             if made:
@@ -106,44 +103,43 @@ class Sink:
         try:
             self.commit()
         except Exception as error:
-            self._error = error
-            self._later(self._interval_s)
+            with self._timing:
+                self._error = error
+            self._later()
 
-    def _later(self, seconds: float | None) -> None:
-        """Commit in the background after so many seconds, if not earlier."""
-        if self._interval_s is None or seconds is None:
-            return
+    def _later(self, *, hurry: bool = False) -> None:
+        """Commit in the background: in an interval, if not earlier, or now."""
         with self._timing:
-            due = time.monotonic() + seconds
-            if self._timer is not None and self._due <= due:
+            if self._interval_s is None or self._at_work or (self._timer is not None and not hurry):
                 return
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer, self._due = threading.Timer(seconds, self._commit_aside), due
+            self._timer = threading.Timer(0.0 if hurry else self._interval_s, self._commit_aside)
             self._timer.daemon = True
             self._timer.start()
 
     def _commit_aside(self) -> None:
         """Commit while others add: all but the commit itself is done without keeping them waiting."""
-        with self._timing:
-            self._timer = None
-        if not self._aside.acquire(blocking=False):
-            return  # that one sees that there is more
+        self._at_work = True
         try:
             self.writer.upload()
             self.commit()
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._aside.release()
+            error: BaseException | None = None
+        except BaseException as failed:
+            error = failed
+        with self._timing:
+            self._at_work, self._timer = False, None
+            self._error = error or self._error
         if self._uncommitted:
-            self._later(self._interval_s)
+            self._later()
 
-    def _committed(self, made: list[Added]) -> None:
-        done = {id(added) for added in made}
+    def _committed(self, made: Iterable[Entry]) -> None:
         with self._committing:
-            self._uncommitted = [added for added in self._uncommitted if id(added) not in done]
-        self._visible(made, self.home)
+            for entry in made:
+                self._uncommitted.pop(entry, None)
+        found = ((entry, self.known.get(entry.trajectory_id)) for entry in made)
+        names = {entry: item.episode_id for entry, item in found if item is not None and item.mark.entry is entry}
+        self._visible(names, self.home)
 
     def checkpoint(self, state: Any, step: int | None, on_progress: Any, options: Mapping[str, Any]) -> Pending:
         """Checkpoint this rank, with its buffer's state.
@@ -161,7 +157,7 @@ class Sink:
 
         def saved(future: Any) -> None:
             if not future.exception():
-                self.saved = future.result(), known
+                self.saved = Earlier(future.result(), self.writer.rank, self.writer.world_size, known)
                 self._committed(made)
             staged.set()
 
@@ -185,7 +181,8 @@ class Sink:
 
     def surface(self) -> None:
         """Raise what went wrong in the background, if nobody has seen it."""
-        error, self._error = self._error, None
+        with self._timing:
+            error, self._error = self._error, None
         if error is None and self.pending is not None:
             error = self.pending.unseen_error()
         if error is not None:
@@ -198,10 +195,11 @@ class Sink:
 
     def stop(self) -> None:
         """End what goes on in the background: a commit under way is finished, none is begun."""
-        self._aside.acquire()
         with self._timing:
-            if self._timer is not None:
-                self._timer.cancel()
+            timer, self._interval_s = self._timer, None
+        if timer is not None:
+            timer.cancel()
+            timer.join()
 
     def close(self, error: BaseException | None = None) -> None:
         """Commit what is pending, and end the writer. After an error: without waiting for other ranks."""
@@ -217,15 +215,6 @@ class Sink:
             self.finish()
         finally:
             self.writer.close()
-
-
-class Earlier(NamedTuple):
-    """What a writer goes on from: a share or a checkpoint, and the trajectories that are live in it."""
-
-    source: Any
-    rank: int
-    world_size: int
-    known: dict[int, Item]
 
 
 class Sinks:
@@ -313,8 +302,7 @@ class Sinks:
         sink.close(error)
         self._earlier.pop(root, None)
         if sink.saved is not None:
-            made, known = sink.saved
-            self._earlier[root] = Earlier(made, sink.writer.rank, sink.writer.world_size, known)
+            self._earlier[root] = sink.saved
 
     def close_all(self, error: BaseException | None = None) -> None:
         """Close all; the first failure is raised when all are closed. error: the one that ends it all, if any."""

@@ -72,7 +72,6 @@ class Steps:
     steps: dict[str, Any]
     metadata: dict[str, Any]
     schema: Schema
-    length: int
     weights: Weights
 
     def add(self, buffer: Buffer, **ends: Any) -> str:
@@ -96,7 +95,7 @@ def to_steps(trajectory: Any, trajectory_id: int | None = None, *, schema: Schem
         steps[REST] = _rest(rest)
         axes |= {(REST, key): "free" for key in steps[REST]}
     weights = weights_of(scalars.get("model_weights_id", ""))
-    return Steps(steps, metadata, _schema(steps, axes, shape[0], schema or Schema()), shape[0], weights)
+    return Steps(steps, metadata, _schema(steps, axes, shape[0], schema or Schema()), weights)
 
 
 def from_steps(data: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -215,8 +215,9 @@ def test_saves_go_on_beside_it() -> None:
 
 def test_a_writer_without_a_journal_follows_nothing() -> None:
     made = objects.buffer(range(2))
-    with opened().writer(0, 1) as w, pytest.raises(archive.UsageError, match="keeps no journal"):
+    with opened().writer(0, 1) as w, pytest.raises(archive.UsageError, match="has no journal"):
         rlinf.follow(made, w)
+    assert "add_trajectories" not in vars(made)
 
 
 def test_a_journal_without_the_buffers_state_is_not_put_into_it() -> None:

@@ -14,31 +14,17 @@ from archive.adapters.rlinf import buffer as buffers
 from archive.base.errors import StorageError, UsageError
 from archive.buffers import TrajectoryReplayBuffer
 from archive.store import Storage
+from tests.support import trajectories
 from tests.support.backends import make_backend
 from tests.support.kills import said_by
 from tests.support.processes import until
 from tests.support.sampling import one_in
 from tests.support.ticks import NEVER_S
-from tests.support.trajectories import everything, make
+from tests.support.trajectories import add, close, everything, make, save
 
 
 def world(url: str, size: int, session: str, **options: Any) -> list[TrajectoryReplayBuffer]:
-    how: dict[str, Any] = {"sample_window_size": 0, "cache_size": 3, "journal_s": NEVER_S, "session": session} | options
-    return [
-        TrajectoryReplayBuffer(auto_save=True, auto_save_path=f"{url}/rank_{r}", world_size=size, **how)
-        for r in range(size)
-    ]
-
-
-def add(buffers: Sequence[TrajectoryReplayBuffer], count: int, first: int) -> None:
-    """Trajectory i goes to rank i % M: so its number is its id."""
-    for i in range(first, first + count):
-        assert buffers[i % len(buffers)].add_trajectories([make(i)]) == [i]
-
-
-def save(buffers: Sequence[TrajectoryReplayBuffer], url: str) -> None:
-    pending = [b.save_checkpoint(f"{url}/rank_{r}") for r, b in enumerate(buffers)]
-    pending[-1].result()
+    return trajectories.world(url, size, session, **({"cache_size": 3, "journal_s": NEVER_S} | options))
 
 
 def sync(buffers: Sequence[TrajectoryReplayBuffer]) -> None:
@@ -59,11 +45,6 @@ def crash(buffers: Sequence[TrajectoryReplayBuffer]) -> None:
 def load(buffers: Sequence[TrajectoryReplayBuffer], url: str) -> None:
     for rank, buffer in enumerate(buffers):
         buffer.load_checkpoint(f"{url}/rank_{rank}")
-
-
-def close(buffers: Sequence[TrajectoryReplayBuffer]) -> None:
-    for buffer in buffers:
-        buffer.close()
 
 
 def held(buffers: Sequence[TrajectoryReplayBuffer]) -> list[list[int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,33 +16,17 @@ from tests.support import worlds
 from tests.support.backends import make_backend
 from tests.support.places import DATA
 from tests.support.processes import answers_in_processes
-from tests.support.trajectories import check_batch, everything, make, rlinf, sample_for_a_while
-
-
-def world(url: str, size: int, session: str, **options: Any) -> list[TrajectoryReplayBuffer]:
-    options = {"auto_save": True, "sample_window_size": 0, "cache_size": 2} | options
-    return [
-        TrajectoryReplayBuffer(auto_save_path=f"{url}/rank_{r}", world_size=size, session=session, **options)
-        for r in range(size)
-    ]
-
-
-def add(buffers: Sequence[TrajectoryReplayBuffer], count: int, first: int = 0) -> None:
-    """Trajectory i goes to rank i % M: so its number is its id."""
-    for i in range(first, first + count):
-        assert buffers[i % len(buffers)].add_trajectories([make(i)]) == [i]
-
-
-def save(buffers: Sequence[TrajectoryReplayBuffer], url: str) -> Any:
-    """Rank after rank; visible when the last has returned."""
-    pending = [b.save_checkpoint(f"{url}/rank_{r}") for r, b in enumerate(buffers)]
-    assert pending[-1].done()
-    return pending[-1].result()
-
-
-def close(buffers: Sequence[TrajectoryReplayBuffer]) -> None:
-    for buffer in buffers:
-        buffer.close()
+from tests.support.trajectories import (
+    add,
+    check_batch,
+    close,
+    everything,
+    make,
+    rlinf,
+    sample_for_a_while,
+    save,
+    world,
+)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +61,7 @@ def test_a_world_of_another_size_goes_on(
     close(new)
 
 
-def add_after(buffers: Sequence[TrajectoryReplayBuffer], taken: int) -> None:
+def add_after(buffers: list[TrajectoryReplayBuffer], taken: int) -> None:
     """One trajectory for each rank: ids are new, and no two ranks have the same."""
     ids = [i for r, b in enumerate(buffers) for i in b.add_trajectories([make(100 + r)])]
     assert len(set(ids)) == len(ids)
