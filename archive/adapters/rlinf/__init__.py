@@ -40,7 +40,7 @@ from archive.adapters.rlinf.buffer import TrajectoryReplayBuffer
 from archive.adapters.rlinf.checkpoints import export_checkpoint, import_checkpoint, merge, problems, split
 from archive.adapters.rlinf.folders import Problem
 from archive.adapters.rlinf.live import follow, restore, save
-from archive.adapters.rlinf.resume import held_by, where
+from archive.adapters.rlinf.stored import held_by, where
 from archive.adapters.rlinf.trajectory import NUMBER, SYSTEM, Steps
 
 __all__ = [

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from threading import Thread
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -17,13 +16,13 @@ import torch
 from archive import Writer
 from archive.adapters import check_option
 from archive.adapters.rlinf import trajectory as rlinf
-from archive.adapters.rlinf.contents import Contents, Entry, Flat, Home, joined, read, taken_apart
-from archive.adapters.rlinf.resume import ADDED, Job, Part, Start, entries_of, find, job_world_size, where
+from archive.adapters.rlinf.contents import Contents, Entry, Flat, Taken, joined, read, taken, taken_apart
 from archive.adapters.rlinf.sinks import Sink, Sinks
-from archive.adapters.rlinf.trajectory import NUMBER, SYSTEM, Steps, Weights
-from archive.base import ClosedError, EmptyBufferError, FieldError, UsageError, forking, logger
+from archive.adapters.rlinf.stored import ADDED, Asked, Home, Job, Start, entries_of, find, job_world_size, where
+from archive.adapters.rlinf.trajectory import SYSTEM, Weights
+from archive.base import ClosedError, EmptyBufferError, UsageError, forking, logger
 from archive.checkpoint import MAIN_BUFFER, Pending, finish_at_exit
-from archive.fields import dtypes, mapped, unflatten
+from archive.fields import unflatten
 from archive.journal import Durable, seconds
 from archive.read import Episodes
 
@@ -161,27 +160,27 @@ class TrajectoryReplayBuffer:
             ):
                 raise UsageError(f"a list of trajectories is expected, not a {type(trajectories).__name__}")
             weights = Weights(model_weights_uuid, model_update_count)
-            every = (_taken(trajectory, weights) for trajectory in trajectories or ())
-            taken = [one for one in every if one is not None]
+            every = (taken(trajectory, weights) for trajectory in trajectories or ())
+            new = [one for one in every if one is not None]
             with self._lock:
-                self._contents.check(one.flat for one in taken)
-            ids = [self._add(one) for one in taken]
+                self._contents.check(one.flat for one in new)
+            ids = [self._add(one) for one in new]
             if self._where is not None and len(self._contents.cached) > (self._in_memory or 0):
                 self._sinks.at(self._where).commit_now()  # what is in the archive need not be in memory
             return ids
 
-    def _add(self, taken: _Taken) -> int:
-        entry = Entry(self._claimed(), taken.flat.steps, taken.flat.envs, taken.made.weights)
+    def _add(self, new: Taken) -> int:
+        entry = Entry(self._claimed(), new.flat.steps, new.flat.envs, new.made.weights)
         number = entry.trajectory_id
         if self._where is None:
-            self._keep(entry, taken.flat)
+            self._keep(entry, new.flat)
             return number
         sink = self._sinks.at(self._where)
         more = {} if self._journal_s is None else {ADDED: self._added + 1}
         with sink.writer.together():
-            sink.append(entry, taken.as_episode(number, more))
-            sink.drop(self._keep(entry, taken.flat))
-        sink.added(entry, taken.nbytes)
+            sink.append(entry, new.as_episode(number, more))
+            sink.drop(self._keep(entry, new.flat))
+        sink.added(entry, new.nbytes)
         return number
 
     def _keep(self, entry: Entry, flat: Flat) -> list[int]:
@@ -239,8 +238,8 @@ class TrajectoryReplayBuffer:
     def _flatten_trajectory(self, trajectory: Any) -> dict[str, Any]:
         """A trajectory's transitions as batches have them, [T * B, ...]; {} for one without any steps. Nothing is
         added. RLinf's workers call it."""
-        taken = _taken(trajectory, Weights())
-        return {} if taken is None else unflatten(taken.flat.rows)
+        found = taken(trajectory, Weights())
+        return {} if found is None else unflatten(found.flat.rows)
 
     def is_ready(self, min_size: int) -> bool:
         """True if so many trajectories have been added that training may begin; those that left since count, too."""
@@ -309,10 +308,10 @@ class TrajectoryReplayBuffer:
                 tree, ahead = ahead[1], next(elsewhere, None)
             else:
                 tree = self._tree(entry)
-            taken = _taken(tree, entry.weights)
-            assert taken is not None
-            sink.append(entry, taken.as_episode(entry.trajectory_id))
-            sink.added(entry, taken.nbytes)
+            found = taken(tree, entry.weights)
+            assert found is not None
+            sink.append(entry, found.as_episode(entry.trajectory_id))
+            sink.added(entry, found.nbytes)
 
     def _tree(self, entry: Entry) -> dict[str, Any]:
         """A trajectory that is, or was a moment ago, in memory."""
@@ -336,7 +335,7 @@ class TrajectoryReplayBuffer:
             self._enter()
             meant = where(load_path)
             self._sinks.each(Sink.settle)
-            asked = Part(meant, int(local_rank) if is_distributed else None, world_size)
+            asked = Asked(meant, int(local_rank) if is_distributed else None, world_size)
             start: Start = find(self._job, asked, self._sinks.sessions(meant.name))
             entries = entries_of(lambda: start.episodes, self._homes, start.numbers)
             contents = self._emptied(entries, self._in_memory)
@@ -451,57 +450,6 @@ class TrajectoryReplayBuffer:
 
     def __repr__(self) -> str:
         return f"<TrajectoryReplayBuffer of {len(self)} trajectories, {self.total_samples} transitions>"
-
-
-class _Taken(NamedTuple):
-    """One trajectory as it was given."""
-
-    made: Steps
-    flat: Flat
-
-    @property
-    def nbytes(self) -> int:
-        return sum(t.nbytes for t in self.flat.rows.values())
-
-    def as_episode(self, number: int, more: Mapping[str, Any] | None = None) -> Steps:
-        """The episode that the archive gets of it, with its id and its weights in the metadata, and more if given."""
-        uuid, count = self.made.weights
-        metadata = {NUMBER: number, **self.made.metadata, **(more or {})}
-        metadata |= {"model_weights_uuid": uuid, "model_update_count": count}
-        return dataclasses.replace(self.made, metadata=metadata)
-
-
-def _taken(trajectory: Any, weights: Weights) -> _Taken | None:
-    """A trajectory's parts; None for one without any steps; an error if it cannot be kept.
-
-    weights: as the caller gives them; they go before what the trajectory says.
-    """
-    try:
-        given = rlinf.tree_of(trajectory)
-    except TypeError:
-        given = {}
-    if not given.keys() & {*rlinf.FIELDS}:
-        wanted = "give RLinf's Trajectory, or an object or a dict with the same fields"
-        raise UsageError(f"a {type(trajectory).__name__} is no trajectory: {wanted}")
-    if not isinstance(given.get("model_weights_id", ""), str):
-        given = given | {"model_weights_id": str(given["model_weights_id"] or "")}
-    tree = mapped(given, lambda leaf: dtypes.to_torch(leaf) if type(leaf) is np.ndarray else leaf)
-    shape = rlinf.shape_of(tree)
-    if shape == (0,):
-        return None
-    if len(shape) < 2:
-        raise FieldError(f"a trajectory's tensors are [T, B, ...]; the first of these has shape {list(shape)}")
-    if not shape[0] * shape[1]:
-        return None
-
-    def said(*names: str) -> Any:
-        found = (tree.get(name, getattr(trajectory, name, None)) for name in names)
-        return next((value for value in found if value is not None), None)
-
-    own = Weights(said("model_weights_uuid"), said("model_update_count", "update_count"))
-    made = rlinf.to_steps(tree)
-    made = dataclasses.replace(made, weights=weights.or_else(own).or_else(made.weights))
-    return _Taken(made, taken_apart(tree, int(shape[0]), int(shape[1])))
 
 
 def next_of(first: int, rank: int, world_size: int) -> int:

@@ -1,24 +1,25 @@
-"""The trajectories of a buffer in order: rows of transitions in memory, or the archives that they are read from; and
+"""The trajectories of a buffer in order: rows of transitions in memory, or an archive that is asked for them; and
 batches drawn from the newest."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from archive.adapters.rlinf import trajectory as trajectories
-from archive.adapters.rlinf.trajectory import Weights, metadata_of
-from archive.arrays import Ints
-from archive.base import FieldError, NotFoundError, at_once, forking, show
-from archive.fields import FieldSpec, Path, dtypes, flatten, mapped, schema, unflatten
-from archive.read import Episodes, Gather
+from archive.adapters.rlinf.trajectory import NUMBER, Steps, Weights
+from archive.base import FieldError, UsageError, show
+from archive.fields import Path, dtypes, mapped, unflatten
+
+if TYPE_CHECKING:
+    from archive.adapters.rlinf.stored import Home
 
 Rows = dict[Path, torch.Tensor]  # one row a transition, step by step, envs of a step side by side
 Part = tuple[torch.Tensor, Rows]  # places of rows in a batch, and the rows
@@ -26,8 +27,6 @@ Signature = frozenset[tuple[Path, torch.dtype, tuple[int, ...]]]  # what rows ag
 
 _SLACK = 1.5  # room taken when more is needed, in proportion to what is
 _IN_ROWS = object()  # stands for a tensor that the rows hold in full
-MAX_LOOKUPS = 8  # then all is looked up anew, and chunks that were held are read again
-MAX_WHOLE_TRANSITIONS = 1_000_000  # whose fields of no single step are kept in memory
 
 
 # -- a trajectory as rows of transitions --------------------------------------------------------------------------
@@ -89,6 +88,57 @@ def _transitions(path: Path, value: Any, steps: int, envs: int) -> torch.Tensor 
             f"{extra} epochs of equal length; give one extra row an epoch, or none"
         )
     return value.detach()[:steps] if found is None else found
+
+
+class Taken(NamedTuple):
+    """One trajectory as it was given."""
+
+    made: Steps
+    flat: Flat
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in self.flat.rows.values())
+
+    def as_episode(self, number: int, more: Mapping[str, Any] | None = None) -> Steps:
+        """The episode that the archive gets of it, with its id and its weights in the metadata, and more if given."""
+        uuid, count = self.made.weights
+        metadata = {NUMBER: number, **self.made.metadata, **(more or {})}
+        metadata |= {"model_weights_uuid": uuid, "model_update_count": count}
+        return dataclasses.replace(self.made, metadata=metadata)
+
+
+def taken(trajectory: Any, weights: Weights) -> Taken | None:
+    """A trajectory's parts; None for one without any steps; an error if it cannot be kept.
+
+    weights: as the caller gives them; they go before what the trajectory says.
+    """
+    try:
+        given = trajectories.tree_of(trajectory)
+    except TypeError:
+        given = {}
+    if not given.keys() & {*trajectories.FIELDS}:
+        wanted = "give RLinf's Trajectory, or an object or a dict with the same fields"
+        raise UsageError(f"a {type(trajectory).__name__} is no trajectory: {wanted}")
+    if not isinstance(given.get("model_weights_id", ""), str):
+        given = given | {"model_weights_id": str(given["model_weights_id"] or "")}
+    tree = mapped(given, lambda leaf: dtypes.to_torch(leaf) if type(leaf) is np.ndarray else leaf)
+    shape = trajectories.shape_of(tree)
+    if shape == (0,):
+        return None
+    if len(shape) < 2:
+        raise FieldError(f"a trajectory's tensors are [T, B, ...]; the first of these has shape {list(shape)}")
+    if not shape[0] * shape[1]:
+        return None
+
+    def said(*names: str) -> Any:
+        found = (tree.get(name, getattr(trajectory, name, None)) for name in names)
+        return next((value for value in found if value is not None), None)
+
+    own = Weights(said("model_weights_uuid"), said("model_update_count", "update_count"))
+    made = trajectories.to_steps(tree)
+    made = dataclasses.replace(made, weights=weights.or_else(own).or_else(made.weights))
+    return Taken(made, taken_apart(tree, int(shape[0]), int(shape[1])))
 
 
 def joined(parts: list[Part], count: int, missing: Any) -> Rows:
@@ -208,152 +258,10 @@ class Slab:
             at += stop - start
 
 
-# -- trajectories that lie in an archive --------------------------------------------------------------------------
-
-
-class Home:
-    """An archive that trajectories are read from. Safe for several threads, which take turns.
-
-    episodes: gives the archive's episodes as they are now.  cache_bytes: of chunks that are kept in memory.
-    disk_cache: as Gather takes it.
-    """
-
-    def __init__(self, episodes: Callable[[], Episodes], *, cache_bytes: int = 2**28, disk_cache: Any = None) -> None:
-        self._episodes = episodes
-        self._cache_bytes = cache_bytes
-        self._disk_cache = disk_cache
-        self._lock = forking.lock(self)
-        self._place: dict[str, tuple[Kind, int]] = {}
-        self._lookups = 0
-
-    def take(
-        self, entries: Sequence[Entry], places: torch.Tensor, which: torch.Tensor, row: torch.Tensor
-    ) -> list[Part]:
-        """The transitions `row[i]` of trajectories `entries[which[i]]`, at `places[i]` of a batch; in parts of the same
-        fields. `entries` are those that may be asked for next, too."""
-        with self._lock:
-            distinct, index = torch.unique(which, return_inverse=True)
-            self._know([entries[i].name for i in distinct.tolist()], entries)
-            found = [self._place[entries[i].name] for i in distinct.tolist()]
-            number = torch.tensor([n for _, n in found])[index]
-            jobs = []
-            for kind in dict.fromkeys(kind for kind, _ in found):
-                mine = torch.nonzero(torch.tensor([one is kind for one, _ in found])[index]).reshape(-1)
-                jobs.append((places[mine], partial(kind.take, number[mine].numpy(), row[mine])))
-            return at_once(lambda job: (job[0], job[1]()), jobs, len(jobs))
-
-    def trees(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """These trajectories, whole, in order; read ahead in bounded memory."""
-        with self._lock:
-            found = self._episodes().filter(episode_id=list(names))
-        place = {name: i for i, name in enumerate(found.table["episode_id"].to_pylist())}
-        _check_found(names, place, found)
-        for episode, data in found.pick(np.array([place[name] for name in names], np.int64)).stream():
-            yield _tree_of(data, episode.metadata)
-
-    def _know(self, names: Sequence[str], coming: Sequence[Entry]) -> None:
-        """Look up what was not yet, and all that is coming besides: each lookup has a part of the cache of its own."""
-        if all(name in self._place for name in names):
-            return
-        if self._lookups >= MAX_LOOKUPS:
-            for kind in dict.fromkeys(kind for kind, _ in self._place.values()):
-                kind.close()
-            self._place, self._lookups = {}, 0
-        new = [e.name for e in coming if e.home is self and e.name not in self._place]
-        found = self._episodes().filter(episode_id=new)
-        share = self._cache_bytes // (2 * MAX_LOOKUPS if self._lookups else 2)
-        self._place.update(_kinds_of(found, share, self._disk_cache))
-        self._lookups += 1
-        _check_found(names, self._place, found)
-
-
-def _check_found(names: Iterable[str], have: Mapping[str, Any], episodes: Episodes) -> None:
-    lost = [name for name in names if name not in have]
-    if lost:
-        raise NotFoundError(f"episode {lost[0]!r} is not there any more, in {episodes!r}; run `archive verify`")
-
-
-class Kind:
-    """Episodes of the same fields and the same number of envs side by side (0: one, without an axis for it)."""
-
-    def __init__(
-        self, episodes: Episodes, text: str, envs: int, share: float, cache_bytes: int, disk_cache: Any
-    ) -> None:
-        fields = [f for f in schema.loads(text).fields if f.path[0] != trajectories.REST and _is_tensor(f)]
-        by_step = [f.path for f in fields if f.axis == "step" and (not envs or f.shape[:1] == (envs,))]
-        held = int(share * cache_bytes)
-        self._episodes = episodes
-        self._envs = envs
-        self._gather = Gather(episodes, by_step, cache_bytes=held, disk_cache=disk_cache) if by_step else None
-        self._whole = [f.path for f in fields if f.axis == "free" and f.shape[:1] == (envs,) and not f.scalar]
-        self._most_held = int(share * MAX_WHOLE_TRANSITIONS)
-        self._held: dict[int, Rows] = {}  # of the fields that are kept whole, done flags with extra rows say
-
-    def take(self, numbers: Ints, row: torch.Tensor) -> Rows:
-        """The transitions `row[i]` of episodes `numbers[i]`."""
-        step, env = row // max(1, self._envs), row % max(1, self._envs)
-        found = {} if self._gather is None else self._gather.rows(numbers, step.numpy())
-        rows: Rows = {path: dtypes.to_torch(value) for path, value in flatten(found)}
-        if self._envs:
-            each = torch.arange(len(numbers))
-            rows = {path: value[:, 0] if self._envs == 1 else value[each, env] for path, value in rows.items()}
-        if not self._whole or not self._envs:
-            return rows
-        distinct, place = np.unique(numbers, return_inverse=True)
-        self._hold(distinct.tolist())
-        parts: list[Part] = []
-        for i, number in enumerate(distinct.tolist()):
-            at = torch.from_numpy(np.flatnonzero(place == i))
-            parts.append((at, {path: held[row[at]] for path, held in self._held[number].items()}))
-        return rows | joined(parts, len(numbers), "skip")
-
-    def _hold(self, numbers: Sequence[int]) -> None:
-        """Read the fields that are kept whole, once, and keep them in memory."""
-        lacking = [n for n in numbers if n not in self._held]
-        lengths = self._episodes.lengths()
-        if lacking and int(lengths[list(self._held)].sum()) * self._envs > self._most_held:
-            self._held, lacking = {}, list(numbers)
-        read = self._episodes[np.array(lacking, np.int64)].read(self._whole) if lacking else ()
-        for number, data in zip(lacking, read, strict=True):
-            rows = taken_apart(_tree_of(data, {"B": self._envs}), int(lengths[number]), self._envs).rows
-            self._held[number] = {path: value.clone() for path, value in rows.items()}
-
-    def close(self) -> None:
-        if self._gather is not None:
-            self._gather.close()
-
-
-def _kinds_of(episodes: Episodes, cache_bytes: int, disk_cache: Any) -> Iterator[tuple[str, tuple[Kind, int]]]:
-    """(episode's id, (its kind, its number there)) of each."""
-    spans = episodes.step_spans()
-    texts = episodes.reader.snapshot.take(spans.rows[spans.offsets[:-1]], ["schema"])["schema"].to_pylist()
-    envs = [int(about.get("B", 0)) for about in metadata_of(episodes)]
-    names, each = episodes.table["episode_id"].to_pylist(), list(zip(texts, envs, strict=True))
-    for text, count in dict.fromkeys(each):
-        mine = [i for i, key in enumerate(each) if key == (text, count)]
-        own = episodes[np.array(mine, np.int64)]
-        kind = Kind(own, text, count, len(mine) / len(each), cache_bytes, disk_cache)
-        yield from ((names[i], (kind, number)) for number, i in enumerate(mine))
-
-
-def _tree_of(data: dict[str, Any], about: dict[str, Any]) -> dict[str, Any]:
-    """A trajectory as it was given, or an episode of one env as a trajectory [T, 1, ...]."""
-    if "B" in about:
-        return trajectories.from_steps(data, about)
-    tensors = {path: dtypes.to_torch(v) for path, v in flatten(data) if isinstance(v, np.ndarray) and v.ndim}
-    return unflatten({path: t[:, None] for path, t in tensors.items() if isinstance(t, torch.Tensor)})
-
-
-def _is_tensor(field: FieldSpec) -> bool:
-    if field.axis in schema.NODES or field.dtype in ("str", "json"):
-        return False
-    return field.dtype in dtypes.ML_NAMES or dtypes.is_native(dtypes.to_numpy(field.dtype))
-
-
 # -- all of them ------------------------------------------------------------------------------------------------
 
 
-@dataclass(eq=False)
+@dataclasses.dataclass(eq=False)
 class Entry:
     """One trajectory of a buffer."""
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from archive import Archive, Writer
 from archive.adapters import Item, Saved, checkpoint, part_of
 from archive.adapters.rlinf import trajectory as trajectories
-from archive.adapters.rlinf.contents import Entry, Home
-from archive.adapters.rlinf.resume import Homes, Job, Start, Where
+from archive.adapters.rlinf.contents import Entry
+from archive.adapters.rlinf.stored import Home, Homes, Job, Start, Where
 from archive.adapters.rlinf.trajectory import Mark, Steps, renumbered
 from archive.base import process_group
 from archive.checkpoint import Pending, on_terminal

@@ -1,11 +1,13 @@
-"""The start of a TrajectoryReplayBuffer: archive and rank of a path, and the trajectories that it goes on from."""
+"""Trajectories that lie in archives: single transitions of many, and whole ones, read; the archive and the rank that a
+path means; and what a buffer goes on from there."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,16 +16,164 @@ import torch
 import archive
 from archive import Archive
 from archive.adapters import planned
-from archive.adapters.rlinf.contents import Entry, Home
+from archive.adapters.rlinf import trajectory as trajectories
+from archive.adapters.rlinf.contents import Entry, Part, Rows, joined, taken_apart
 from archive.adapters.rlinf.trajectory import NUMBER, Weights, distinct_ids, ids_of, metadata_of, next_id
-from archive.base import NotFoundError, NothingThereError, UsageError, logger, process_group
+from archive.arrays import Ints
+from archive.base import NotFoundError, NothingThereError, UsageError, at_once, forking, logger, process_group
 from archive.checkpoint import Checkpoint, Holding
+from archive.fields import FieldSpec, dtypes, flatten, schema, unflatten
 from archive.log import place
-from archive.read import Episodes
+from archive.read import Episodes, Gather
 from archive.store import Storage
 
 ADDED = "added"  # metadata of what is journaled: how many trajectories the buffer had been given with this one
 _RANK = re.compile(r"(?P<root>.*?)/*(?:^|/)rank_(?P<rank>\d+)/*", re.DOTALL)
+MAX_LOOKUPS = 8  # then all is looked up anew, and chunks that were held are read again
+MAX_WHOLE_TRANSITIONS = 1_000_000  # whose fields of no single step are kept in memory
+
+
+# -- trajectories that lie in an archive --------------------------------------------------------------------------
+
+
+class Home:
+    """An archive that trajectories are read from. Safe for several threads, which take turns.
+
+    episodes: gives the archive's episodes as they are now.  cache_bytes: of chunks that are kept in memory.
+    disk_cache: as Gather takes it.
+    """
+
+    def __init__(self, episodes: Callable[[], Episodes], *, cache_bytes: int = 2**28, disk_cache: Any = None) -> None:
+        self._episodes = episodes
+        self._cache_bytes = cache_bytes
+        self._disk_cache = disk_cache
+        self._lock = forking.lock(self)
+        self._place: dict[str, tuple[Kind, int]] = {}
+        self._lookups = 0
+
+    def take(
+        self, entries: Sequence[Entry], places: torch.Tensor, which: torch.Tensor, row: torch.Tensor
+    ) -> list[Part]:
+        """The transitions `row[i]` of trajectories `entries[which[i]]`, at `places[i]` of a batch; in parts of the same
+        fields. `entries` are those that may be asked for next, too."""
+        with self._lock:
+            distinct, index = torch.unique(which, return_inverse=True)
+            self._know([entries[i].name for i in distinct.tolist()], entries)
+            found = [self._place[entries[i].name] for i in distinct.tolist()]
+            number = torch.tensor([n for _, n in found])[index]
+            jobs = []
+            for kind in dict.fromkeys(kind for kind, _ in found):
+                mine = torch.nonzero(torch.tensor([one is kind for one, _ in found])[index]).reshape(-1)
+                jobs.append((places[mine], partial(kind.take, number[mine].numpy(), row[mine])))
+            return at_once(lambda job: (job[0], job[1]()), jobs, len(jobs))
+
+    def trees(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """These trajectories, whole, in order; read ahead in bounded memory."""
+        with self._lock:
+            found = self._episodes().filter(episode_id=list(names))
+        place = {name: i for i, name in enumerate(found.table["episode_id"].to_pylist())}
+        _check_found(names, place, found)
+        for episode, data in found.pick(np.array([place[name] for name in names], np.int64)).stream():
+            yield _tree_of(data, episode.metadata)
+
+    def _know(self, names: Sequence[str], coming: Sequence[Entry]) -> None:
+        """Look up what was not yet, and all that is coming besides: each lookup has a part of the cache of its own."""
+        if all(name in self._place for name in names):
+            return
+        if self._lookups >= MAX_LOOKUPS:
+            for kind in dict.fromkeys(kind for kind, _ in self._place.values()):
+                kind.close()
+            self._place, self._lookups = {}, 0
+        new = [e.name for e in coming if e.home is self and e.name not in self._place]
+        found = self._episodes().filter(episode_id=new)
+        share = self._cache_bytes // (2 * MAX_LOOKUPS if self._lookups else 2)
+        self._place.update(_kinds_of(found, share, self._disk_cache))
+        self._lookups += 1
+        _check_found(names, self._place, found)
+
+
+def _check_found(names: Iterable[str], have: Mapping[str, Any], episodes: Episodes) -> None:
+    lost = [name for name in names if name not in have]
+    if lost:
+        raise NotFoundError(f"episode {lost[0]!r} is not there any more, in {episodes!r}; run `archive verify`")
+
+
+class Kind:
+    """Episodes of the same fields and the same number of envs side by side (0: one, without an axis for it)."""
+
+    def __init__(
+        self, episodes: Episodes, text: str, envs: int, share: float, cache_bytes: int, disk_cache: Any
+    ) -> None:
+        fields = [f for f in schema.loads(text).fields if f.path[0] != trajectories.REST and _is_tensor(f)]
+        by_step = [f.path for f in fields if f.axis == "step" and (not envs or f.shape[:1] == (envs,))]
+        held = int(share * cache_bytes)
+        self._episodes = episodes
+        self._envs = envs
+        self._gather = Gather(episodes, by_step, cache_bytes=held, disk_cache=disk_cache) if by_step else None
+        self._whole = [f.path for f in fields if f.axis == "free" and f.shape[:1] == (envs,) and not f.scalar]
+        self._most_held = int(share * MAX_WHOLE_TRANSITIONS)
+        self._held: dict[int, Rows] = {}  # of the fields that are kept whole, done flags with extra rows say
+
+    def take(self, numbers: Ints, row: torch.Tensor) -> Rows:
+        """The transitions `row[i]` of episodes `numbers[i]`."""
+        step, env = row // max(1, self._envs), row % max(1, self._envs)
+        found = {} if self._gather is None else self._gather.rows(numbers, step.numpy())
+        rows: Rows = {path: dtypes.to_torch(value) for path, value in flatten(found)}
+        if self._envs:
+            each = torch.arange(len(numbers))
+            rows = {path: value[:, 0] if self._envs == 1 else value[each, env] for path, value in rows.items()}
+        if not self._whole or not self._envs:
+            return rows
+        distinct, place = np.unique(numbers, return_inverse=True)
+        self._hold(distinct.tolist())
+        parts: list[Part] = []
+        for i, number in enumerate(distinct.tolist()):
+            at = torch.from_numpy(np.flatnonzero(place == i))
+            parts.append((at, {path: held[row[at]] for path, held in self._held[number].items()}))
+        return rows | joined(parts, len(numbers), "skip")
+
+    def _hold(self, numbers: Sequence[int]) -> None:
+        """Read the fields that are kept whole, once, and keep them in memory."""
+        lacking = [n for n in numbers if n not in self._held]
+        lengths = self._episodes.lengths()
+        if lacking and int(lengths[list(self._held)].sum()) * self._envs > self._most_held:
+            self._held, lacking = {}, list(numbers)
+        read = self._episodes[np.array(lacking, np.int64)].read(self._whole) if lacking else ()
+        for number, data in zip(lacking, read, strict=True):
+            rows = taken_apart(_tree_of(data, {"B": self._envs}), int(lengths[number]), self._envs).rows
+            self._held[number] = {path: value.clone() for path, value in rows.items()}
+
+    def close(self) -> None:
+        if self._gather is not None:
+            self._gather.close()
+
+
+def _kinds_of(episodes: Episodes, cache_bytes: int, disk_cache: Any) -> Iterator[tuple[str, tuple[Kind, int]]]:
+    """(episode's id, (its kind, its number there)) of each."""
+    spans = episodes.step_spans()
+    texts = episodes.reader.snapshot.take(spans.rows[spans.offsets[:-1]], ["schema"])["schema"].to_pylist()
+    envs = [int(about.get("B", 0)) for about in metadata_of(episodes)]
+    names, each = episodes.table["episode_id"].to_pylist(), list(zip(texts, envs, strict=True))
+    for text, count in dict.fromkeys(each):
+        mine = [i for i, key in enumerate(each) if key == (text, count)]
+        own = episodes[np.array(mine, np.int64)]
+        kind = Kind(own, text, count, len(mine) / len(each), cache_bytes, disk_cache)
+        yield from ((names[i], (kind, number)) for number, i in enumerate(mine))
+
+
+def _tree_of(data: dict[str, Any], about: dict[str, Any]) -> dict[str, Any]:
+    """A trajectory as it was given, or an episode of one env as a trajectory [T, 1, ...]."""
+    if "B" in about:
+        return trajectories.from_steps(data, about)
+    tensors = {path: dtypes.to_torch(v) for path, v in flatten(data) if isinstance(v, np.ndarray) and v.ndim}
+    return unflatten({path: t[:, None] for path, t in tensors.items() if isinstance(t, torch.Tensor)})
+
+
+def _is_tensor(field: FieldSpec) -> bool:
+    if field.axis in schema.NODES or field.dtype in ("str", "json"):
+        return False
+    return field.dtype in dtypes.ML_NAMES or dtypes.is_native(dtypes.to_numpy(field.dtype))
+
 
 Homes = Callable[[Callable[[], Episodes]], Home]
 
@@ -96,7 +246,7 @@ def job_world_size() -> int | None:
     return int(os.environ["WORLD_SIZE"]) if "WORLD_SIZE" in os.environ else None
 
 
-class Part(NamedTuple):
+class Asked(NamedTuple):
     """The part that a rank is to load: its own of what a path means, or part `part` of `world_size`."""
 
     where: Where
@@ -142,7 +292,7 @@ class Start(NamedTuple):
     generator: torch.Generator | None = None
 
 
-def find(job: Job, asked: Part, own: Collection[str] = ()) -> Start:
+def find(job: Job, asked: Asked, own: Collection[str] = ()) -> Start:
     """The start of the rank that a path means: all as it was in a world of the same size, else a part of all.
 
     The newest checkpoint there has it, with what was journaled since; where none was made, what was committed.
@@ -168,7 +318,7 @@ def find(job: Job, asked: Part, own: Collection[str] = ()) -> Start:
     return _of_share(arc, ck, _share(ck, job.buffer, asked), job.buffer)
 
 
-def _share(ck: Checkpoint, buffer: str, asked: Part) -> Any:
+def _share(ck: Checkpoint, buffer: str, asked: Asked) -> Any:
     """The share with all as it was in a world of the same size, else with a part by trajectories; where a part is asked
     for, that one of what the path's rank had, or all ranks."""
     index, named = asked.part, asked.where.rank
@@ -230,7 +380,7 @@ def _added(held: Episodes, numbers: Mapping[str, int], state: Mapping[str, Any])
     return counts[newest] if counts else 0
 
 
-def _of_commits(arc: Archive, job: Job, asked: Part) -> Start:
+def _of_commits(arc: Archive, job: Job, asked: Asked) -> Start:
     """The start where auto_save committed and nobody made a checkpoint: the trajectories that a rank wrote, in a world
     of as many; else a contiguous part of all, by number. NothingThereError where nothing was committed."""
     every = arc.episodes.filter(buffer=job.buffer)
