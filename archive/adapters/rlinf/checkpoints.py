@@ -30,6 +30,7 @@ from archive.adapters.rlinf.trajectory import (
 )
 from archive.base import IntegrityError, UsageError, logger
 from archive.checkpoint import MAIN_BUFFER, Checkpoint, Holding
+from archive.fields import mapped
 from archive.store import Storage
 
 if TYPE_CHECKING:
@@ -236,16 +237,13 @@ def _cuts(tree: Mapping[str, Any], steps: int, env: int) -> Iterator[tuple[int, 
 
 
 def _of_env(tree: Mapping[str, Any], shape: tuple[int, ...], env: int, start: int, stop: int) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            out[key] = _of_env(value, shape, env, start, stop)
-        elif isinstance(value, torch.Tensor) and tuple(value.shape[:2]) == shape:
-            out[key] = value[start:stop, env]
-        elif isinstance(value, torch.Tensor) and value.dim() == 1 and len(value) == shape[0]:
-            out[key] = value[start:stop]
-        else:
-            out[key] = value
+    def own(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and tuple(value.shape[:2]) == shape:
+            return value[start:stop, env]
+        whole = not isinstance(value, torch.Tensor) or value.dim() != 1 or len(value) != shape[0]
+        return value if whole else value[start:stop]
+
+    out: dict[str, Any] = mapped(tree, own)
     return out
 
 

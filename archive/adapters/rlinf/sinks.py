@@ -156,10 +156,12 @@ class Sink:
                 shown(event)
 
         def saved(future: Any) -> None:
-            if not future.exception():
-                self.saved = Earlier(future.result(), self.writer.rank, self.writer.world_size, known)
-                self._committed(made)
-            staged.set()
+            try:
+                if not future.exception():
+                    self.saved = Earlier(future.result(), self.writer.rank, self.writer.world_size, known)
+                    self._committed(made)
+            finally:
+                staged.set()
 
         with self._committing:
             made, known = list(self._uncommitted), dict(self.known)

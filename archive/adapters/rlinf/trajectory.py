@@ -88,14 +88,25 @@ def to_steps(trajectory: Any, trajectory_id: int | None = None, *, schema: Schem
     """
     tree = tree_of(trajectory)
     scalars = {key: tree.pop(key) for key, kind in SCALARS.items() if type(tree.get(key)) is kind}
-    shape = shape_of(tree)
-    steps, axes, rest = _sorted_out(tree, shape[0])
-    metadata = _metadata(scalars, shape, trajectory_id, tree)
-    if rest:
+    shape, every, base = shape_of(tree), dict(leaves(tree)), schema or Schema()
+    fields = {path: leaf for path, leaf in every.items() if path[0] != REST and _is_field(leaf)}
+    steps = unflatten(fields)
+    axes = {path: "free" for path, leaf in fields.items() if not _has_rows(leaf, shape[0])}
+    next_of = {}  # next_obs repeats the next rows of curr_obs
+    for path, leaf in fields.items() if shape[0] > 1 else ():
+        current = ("curr_obs", *path[1:])
+        if path[0] == "next_obs" and len(path) > 1 and path not in axes and _alike(leaf, fields.get(current)):
+            next_of[path] = current
+    if rest := [(path, leaf) for path, leaf in every.items() if path not in fields]:
         steps[REST] = _rest(rest)
         axes |= {(REST, key): "free" for key in steps[REST]}
-    weights = weights_of(scalars.get("model_weights_id", ""))
-    return Steps(steps, metadata, _schema(steps, axes, shape[0], schema or Schema()), weights)
+    kept = {path: axis for path, axis in base.axes.items() if path[0] not in FIELDS}
+    made = dataclasses.replace(base, next_of={**next_of, **base.next_of}, axes={**kept, **axes})
+    metadata: dict[str, Any] = {} if trajectory_id is None else {NUMBER: int(trajectory_id)}
+    metadata |= {"T": shape[0], "B": shape[1] if len(shape) > 1 else 1, "shape": list(shape)}
+    metadata |= {"max_episode_length": 0, "model_weights_id": ""} | scalars
+    metadata["absent"] = [key for key in SCALARS if key not in scalars or key in tree]
+    return Steps(steps, metadata, made, weights_of(scalars.get("model_weights_id", "")))
 
 
 def from_steps(data: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,30 +158,6 @@ def index_entry(metadata: Mapping[str, Any], trajectory_id: int) -> dict[str, An
     }
 
 
-def _metadata(
-    scalars: Mapping[str, Any], shape: tuple[int, ...], trajectory_id: int | None, tree: Mapping[str, Any]
-) -> dict[str, Any]:
-    out: dict[str, Any] = {} if trajectory_id is None else {"trajectory_id": int(trajectory_id)}
-    out |= {"T": shape[0], "B": shape[1] if len(shape) > 1 else 1, "shape": list(shape)}
-    out |= {"max_episode_length": 0, "model_weights_id": ""} | dict(scalars)
-    return out | {"absent": [key for key in SCALARS if key not in scalars or key in tree]}
-
-
-def _sorted_out(tree: Mapping[Any, Any], length: int) -> tuple[dict[str, Any], dict[Path, str], list[Any]]:
-    """(fields, axes of those not one row a step, what is no field: [(keys, value)])."""
-    fields: dict[Path, Any] = {}
-    axes: dict[Path, str] = {}
-    rest: list[Any] = []
-    for path, leaf in leaves(tree):
-        if not _is_field(leaf) or path[0] == REST:
-            rest.append((path, leaf))
-            continue
-        fields[path] = leaf
-        if isinstance(leaf, torch.Tensor) and (leaf.dim() == 0 or leaf.shape[0] != length):
-            axes[path] = "free"
-    return unflatten(fields), axes, rest
-
-
 def leaves(tree: Mapping[Any, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """(keys, leaf) of a trajectory's tree; a dict with other keys than text is a leaf."""
     for key, value in tree.items():
@@ -210,17 +197,9 @@ def _from_rest(fields: Mapping[str, Any]) -> list[Any]:
     return list(trees.unflatten(skeleton, arrays, where="trajectory"))
 
 
-def _schema(steps: Mapping[str, Any], axes: Mapping[Path, str], length: int, base: Schema) -> Schema:
-    """The writer's schema with these axes, and that next_obs repeats the next rows of curr_obs."""
-    nests = (steps.get(key) for key in ("curr_obs", "next_obs"))
-    current, following = (dict(leaves(nest)) if isinstance(nest, Mapping) else {} for nest in nests)
-    next_of = {
-        ("next_obs", *path): ("curr_obs", *path)
-        for path, value in following.items()
-        if length > 1 and _alike(value, current.get(path)) and ("next_obs", *path) not in axes
-    }
-    kept = {path: axis for path, axis in base.axes.items() if path[0] not in FIELDS}
-    return dataclasses.replace(base, next_of={**next_of, **base.next_of}, axes={**kept, **axes})
+def _has_rows(leaf: Any, length: int) -> bool:
+    """True unless it is a tensor of another number of rows than steps."""
+    return not isinstance(leaf, torch.Tensor) or (leaf.dim() > 0 and len(leaf) == length)
 
 
 def _alike(one: Any, other: Any) -> bool:
