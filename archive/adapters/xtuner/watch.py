@@ -54,6 +54,8 @@ class Watch:
         self._siblings = siblings
         self._known = live.known_of(buffer, self.main)
         self._held: dict[int, Any] = {}  # uid -> its item, as it was last told of
+        self._said: dict[int, Any] = {}  # uid -> its attributes, as the journal has them
+        self._cuts = -1  # checkpoints so far
         self._prompts: dict[str, Prompt] = {}
         self._lost: dict[str, list[list[Any]]] = {}  # task -> groups whose rollouts were cancelled
 
@@ -158,18 +160,26 @@ class Watch:
             self.ledger.reopen([key], sibling)
         return there
 
-    def changed(self, item: Any) -> None:
-        """A group in the replay buffer aged, or expired."""
-        uid = int(item.uid)
-        if uid not in self._held:
-            return
-        self._held[uid] = dataclasses.replace(item)
-        key = None if plain(item.status) == COMPLETED else self._open(item.item)
-        if key is not None:
-            with self.writer.together():
-                before = len(self.ledger.sealed(key))
-                if len(self._reopened(key, item.item)) < before:
+    def changed(self, items: Iterable[Any]) -> None:
+        """Groups in the replay buffer aged, or expired."""
+        attributes: dict[str, dict[str, Any]] = {}
+        if self._cuts != self.main.cuts:  # the newest checkpoint has them as they were then
+            self._said, self._cuts = {}, self.main.cuts
+        with self.writer.together():
+            for item in items:
+                uid = int(item.uid)
+                if uid not in self._held:
+                    continue
+                self._held[uid] = dataclasses.replace(item)
+                key = None if plain(item.status) == COMPLETED else self._open(item.item)
+                if key is not None and set(self.ledger.sealed(key)) - set(self._reopened(key, item.item)):
                     self._forget(uid)
+                elif uid in self._known and self._said.get(uid) != (now := live.attributes_of(item)):
+                    self._said[uid] = now
+                    for name, value in now.items():
+                        attributes.setdefault(name, {})[self._known[uid].episode_id] = value
+            if self.main.journaled and attributes:
+                self.main.journal(attributes=attributes)
 
     # -- leaving -------------------------------------------------------------------------------------------------------
 
@@ -178,7 +188,7 @@ class Watch:
         trained = []
         with self.writer.together():
             for uid in map(int, uids):
-                item = self._held.pop(uid, None)
+                item, _ = self._held.pop(uid, None), self._said.pop(uid, None)
                 key = None if item is None else self._open(item.item)
                 if item is None or key is None:
                     continue
@@ -280,8 +290,7 @@ class Hooks:
 
         async def update(verb: Any, items: Any) -> Any:
             result = await verb(items)
-            for item in items:
-                watch.changed(item)
+            watch.changed(items)
             return result
 
         async def delete(verb: Any, uids: Any) -> Any:
