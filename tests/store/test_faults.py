@@ -56,16 +56,26 @@ def with_object(proxied: Proxied, **settings: Any) -> Storage:
     return proxied.connect(**settings)
 
 
+class Hundredths:
+    """Draws the pauses between tries: a hundredth of the longest that may be drawn, which it notes."""
+
+    def __init__(self) -> None:
+        self.longest_s: list[float] = []
+
+    def uniform(self, low_s: float, high_s: float) -> float:
+        assert low_s == 0
+        self.longest_s.append(high_s)
+        return high_s / 100
+
+
 @clients
 def test_twenty_slowdowns(proxied: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The usual client waits as it does for users; the others, which wait by the same code, a tenth of that."""
-    if proxied.name != "moto":
-        monkeypatch.setattr(retry, "BASE_S", retry.BASE_S / 10)
+    monkeypatch.setattr(retry, "_jitter", drawn := Hundredths())
     storage = with_object(proxied)
     proxied.proxy.add("status", status=503, code="SlowDown", times=20)
-    started = time.monotonic()
     assert storage.get("x", 0, 10) == DATA[:10]
-    assert time.monotonic() - started < 15  # the pauses are random; 7 s on average
+    assert len(drawn.longest_s) == 20
+    assert sum(drawn.longest_s) < 15  # seconds at the worst, and half of that on average
     assert proxied.proxy.verbs() == ["GET"] * 21
     assert storage.stats.as_dict() | {"bytes_in": 0} == {
         **dict.fromkeys(storage.stats.as_dict(), 0),
