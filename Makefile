@@ -1,4 +1,4 @@
-# One environment, .venv, in two sizes: `make demo` installs what the library needs, `make test` adds torch and the test tools.
+# One environment, .venv, in two sizes: `make demo` installs what the library and its viewer need, `make test` adds torch and the test tools.
 # The stamps inside it make a second run install nothing; a change of pyproject.toml or constraints.txt brings it up to date.
 
 PYTHON ?= python3
@@ -80,8 +80,8 @@ $(STAMPS)/venv:
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/core: pyproject.toml constraints.txt | $(STAMPS)/venv
-	@echo "installing into .venv: what the library needs"
-	@$(PIP_INSTALL) --editable . </dev/null
+	@echo "installing into .venv: what the library and its viewer need"
+	@$(PIP_INSTALL) --editable '.[view]' </dev/null
 	@touch $@
 
 # torch first and pinned, so that nothing that needs it chooses another build

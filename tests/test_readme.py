@@ -49,8 +49,8 @@ def test_it_is_short() -> None:
 
 
 def test_it_has_a_glossary() -> None:
-    rows = TEXT.partition("| word |")[2].partition("\n\n")[0]
-    assert re.findall(r"^\| (\w+) \|", rows, re.MULTILINE) == GLOSSARY
+    rows = TEXT.partition("## Ten words\n\n")[2].partition("\n\n")[0]
+    assert re.findall(r"^- \*\*(\w+)\*\*: \w", rows, re.MULTILINE) == GLOSSARY
 
 
 def test_every_block_is_of_a_known_kind() -> None:

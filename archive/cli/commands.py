@@ -44,10 +44,8 @@ class Commands(click.Group):
         longest = max(map(len, self.commands))
         for title, group in GROUPS.items():
             with formatter.section(title):
-                most = formatter.width - longest - 6
-                formatter.write_dl(
-                    [(f"{name:<{longest}}", one.get_short_help_str(most)) for name, one in group.items()]
-                )
+                shown = [(f"{name:<{longest}}", one.get_short_help_str(WHOLE)) for name, one in group.items()]
+                formatter.write_dl(shown)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -129,6 +129,7 @@ def account(
 
 
 WEIGHTS, EPISODES_EACH, UPDATES_BETWEEN = 3, 8, 100
+SIDE, MOVES = 64, ((-0.04, 0), (0.04, 0), (0, -0.04), (0, 0.04))  # pixels of an image; what each action does
 SAVED_BY, RESUMED_BY = 4, 3
 STEPS = (
     "open or create it", "write and commit", "open elsewhere, filter by weights", "filter by update count and return",
@@ -195,16 +196,35 @@ def _write(arc: Archive) -> tuple[dict[str, Steps], dict[str, int]]:
 
 
 def made_up_episode(rng: Any, *, skill: float) -> Steps:
-    """A few steps of an agent that gets better with `skill`: images, a state, actions, rewards."""
+    """A few steps of an agent that walks to its goal, the straighter the greater its `skill`."""
     import numpy as np
 
     length = int(rng.integers(20, 60))
-    state = np.cumsum(rng.normal(size=(length, 4)), axis=0).astype(np.float32)
-    pixels = np.arange(32, dtype=np.float32)
-    waves = np.sin(pixels[None, :] / 5 + state[:, :1])[:, :, None] * np.cos(pixels / 7)[None, None, :]
-    image = np.repeat(((waves + 1) * 127).astype(np.uint8)[..., None], 3, axis=-1)
-    reward = rng.normal(0.15 * skill, 0.3, length).astype(np.float32)
-    return {"obs": {"image": image, "state": state}, "action": rng.integers(0, 4, length), "reward": reward}
+    place, goal = rng.uniform(0.1, 0.9, (2, 2))
+    places, actions = np.empty((length, 2)), rng.integers(0, 4, length)
+    for step in range(length):
+        places[step] = place
+        towards = goal - place
+        if rng.random() < 0.25 * skill:  # else it goes anywhere
+            axis = int(abs(towards[1]) > abs(towards[0]))
+            actions[step] = 2 * axis + int(towards[axis] > 0)
+        place = np.clip(place + MOVES[actions[step]], 0.05, 0.95)
+    state = np.hstack([places, np.broadcast_to(goal, places.shape)]).astype(np.float32)
+    reward = (0.8 - 2 * np.hypot(*(places - goal).T)).astype(np.float32)
+    return {"obs": {"image": pictures(places, goal), "state": state}, "action": actions, "reward": reward}
+
+
+def pictures(places: Any, goal: Any) -> Any:
+    """An image for each place of the agent: an orange disc, and its goal, a green ring. # (T, SIDE, SIDE, 3)"""
+    import numpy as np
+
+    rows, columns = (np.mgrid[:SIDE, :SIDE] + 0.5) / SIDE
+    shaded = 226 - 18 * ((rows * 8).astype(int) + (columns * 8).astype(int) & 1)
+    out = np.repeat(np.broadcast_to(shaded, (len(places), SIDE, SIDE))[..., None], 3, axis=-1).astype(np.uint8)
+    out[:, abs(np.hypot(columns - goal[0], rows - goal[1]) - 0.09) < 0.02] = (44, 140, 104)
+    x, y = places.T[:, :, None, None]
+    out[np.hypot(columns - x, rows - y) < 0.06] = (226, 106, 44)
+    return out
 
 
 def _demand(holds: bool, what: str) -> None:
@@ -247,7 +267,7 @@ def run(target: Target) -> tuple[str, list[dict[str, Any]]]:
 
 @command(LOOK, argument("url", metavar="[URL]", default="demo-archive"), writes=True, time_travel=False)
 def demo(target: Target) -> Output:
-    """Write a sample archive, resume it on other ranks, check it.
+    """Write a sample archive, resume it, and check it.
 
     Writes episodes, finds them, reads them back and compares. Four ranks save a checkpoint, three resume it. Run again,
     the demo adds to the same archive.
@@ -258,7 +278,7 @@ def demo(target: Target) -> Output:
         {**row, "what happened": row["did"], "sent": size(row["sent"]), "received": size(row["received"])}
         for row in (*rows, {"step": "all", "did": "", **total, "seconds": round(total["seconds"], 3)})
     ]
-    called, place = program(), shlex.quote(url)
+    called, place = program(), shlex.quote(target.url)
     more = [
         f"Look around: {called} info {place}; {called} episodes {place} --where 'return > 10'",
         f"Watch one: {called} export {place} --html best --where 'update_count > 0' -o episode.html",

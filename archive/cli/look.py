@@ -194,7 +194,10 @@ def _between(low: int | None, high: int | None) -> str | None:
     opt.option("--stop N", "Step before which to end.", type=int),
 )
 def show(target: Target, episode_id: str, names: tuple[str, ...], start: int, stop: int | None) -> Output:
-    """Show one episode: metadata, fields and, with --read, values."""
+    """Show one episode: its metadata, fields and values.
+
+    Values are printed of fields that --read names.
+    """
     episode = target.open().episodes[episode_id]
     values = episode.read(list(names), start, stop) if names else {}
     about = {name: getattr(episode, name) for name in ABOUT} | {"return": episode.total_reward}

@@ -155,6 +155,7 @@ def test_demo_writes_finds_and_reads_back_and_adds_to_what_is_there(
     assert "every bit as it was written" in text
     assert [word for word in text.split() if word in ("seconds", "requests", "sent", "received")]
     assert "each once and on its step" in text
+    assert text.splitlines()[-1] == "Open the viewer: archive view demo-archive"
     each, by_weights = demo.WEIGHTS * demo.EPISODES_EACH, "update_count >= 0"  # those of the ranks name none
     assert len(archive.open("demo-archive").episodes.filter(where=by_weights)) == each
     monkeypatch.setattr(demo, "get_context", lambda _: FORKSERVER)  # the ranks need not load the library each
@@ -164,6 +165,15 @@ def test_demo_writes_finds_and_reads_back_and_adds_to_what_is_there(
     assert len(found) == 2 * each
     assert len({episode.session for episode in found}) == 2
     _check_costs(again)
+
+
+def test_demo_ends_with_a_line_that_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `make demo` the command is on no PATH, so its own path is said."""
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("sys.argv", [".venv/bin/archive", "demo"])
+    assert demo.program() == ".venv/bin/archive"
+    monkeypatch.setattr("sys.argv", ["/usr/lib/python3/archive/cli/__main__.py", "demo"])
+    assert demo.program() == "archive"
 
 
 def test_demo_on_s3(moto_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

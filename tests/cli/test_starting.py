@@ -56,6 +56,10 @@ def test_every_command_takes_the_common_options(name: str) -> None:
     assert f"\n  {name} " in section
 
 
+def test_help_cuts_no_sentence() -> None:
+    assert "..." not in printed("--help").partition("Look:")[2]
+
+
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "archive.cli", *arguments], cwd=ROOT, capture_output=True, text=True,

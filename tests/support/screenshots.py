@@ -1,6 +1,7 @@
 """Tool: the pictures of the documents, by `make screenshots`: the viewer, looking at archives that this makes.
 
-They are the same each time, up to what a browser draws text with, and go to archive/docs/how-to.
+They are the same each time, up to what a browser draws text with and names that are drawn at random, and go to
+archive/docs.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from PIL import Image
 
 import archive
 import resharding
+from archive.cli import demo
 from archive.view import Settings, serve
 from tests.support.browser import Page, chromium, visit
 from tests.support.places import ROOT
 
-FOLDER = ROOT / "archive" / "docs" / "how-to"
+FOLDER = ROOT / "archive" / "docs"
 SIDE = 200
 STEPS = 80
 Picture = np.ndarray[Any, np.dtype[np.uint8]]
@@ -209,18 +211,34 @@ def _trains(arc: archive.Archive, ranks: int, updates: range, shares: list[Any])
         w.close()
 
 
+# what `archive demo` writes
+
+
+def demonstration(url: str) -> archive.Archive:
+    """The episodes of the demo, and labels of the best ones."""
+    for _ in demo.in_one_process(lambda **how: archive.open(url, **how)):
+        pass
+    arc = archive.open(url)
+    arc.episodes.filter(where="return > 10").label(success=True, by="anna")
+    return arc.refresh()
+
+
 LABELS = ({"key": "success", "kind": "flag"}, {"key": "quality", "kind": "choice", "values": ["bad", "good"]})
 SHOTS = (
     Shot(
-        "looking-episode.png", robots, "#/episode?id=push-021&step=46", "dark", "document.querySelector('.ready')",
-        {"labels": LABELS},
+        "images/viewer.png", demonstration, "#/episode?id={best}&step=6", "light",
+        "document.querySelector('.ready')", {"labels": LABELS},
     ),
     Shot(
-        "looking-rollout.png", talks, "#/episode?id=prompt-07-sample-2", "light", "document.querySelector('.ready')",
-        {"tokenizer": words},
+        "how-to/looking-episode.png", robots, "#/episode?id=push-021&step=46", "dark",
+        "document.querySelector('.ready')", {"labels": LABELS},
     ),
     Shot(
-        "looking-checkpoints.png", checkpoints, "#/checkpoints?ranks=2", "light",
+        "how-to/looking-rollout.png", talks, "#/episode?id=prompt-07-sample-2", "light",
+        "document.querySelector('.ready')", {"tokenizer": words},
+    ),
+    Shot(
+        "how-to/looking-checkpoints.png", checkpoints, "#/checkpoints?ranks=2", "light",
         "document.querySelector('.ready, svg')",
     ),
 )  # fmt: skip
@@ -238,8 +256,9 @@ def take(shot: Shot, browser: str, into: Path) -> None:
         _shrink(into / shot.name)
 
     arc = shot.make(f"memory://lab/{shot.make.__name__}")
+    best = max(arc.episodes, key=lambda episode: episode.total_reward or 0.0)
     with serve(arc, settings=Settings(by="anna", **shot.settings)) as viewer:
-        page = asyncio.run(visit(browser, viewer.url + shot.at, walk))
+        page = asyncio.run(visit(browser, viewer.url + shot.at.format(best=best.id), walk))
     assert page.complaints == [], page.complaints
 
 
