@@ -38,7 +38,7 @@ def checkpoints(target: Target, where: str | None, run: str | None) -> Output:
     opt.where("Compare only episodes that meet it, as in 'return > 10'."),
     opt.limit("Ids to print"),
     opt.IN_RUN,
-    time_travel=False,
+    looks_back=False,
 )
 def diff(target: Target, old: str, new: str, where: str | None, limit: int, run: str | None) -> Output:
     """Compare two commits or two checkpoints.
@@ -163,7 +163,7 @@ def _beyond(arc: Archive, checkpoint: Checkpoint) -> Tails | None:
     return arc.tails(checkpoint.run) or None
 
 
-@command(RUNS, writes=True, time_travel=False)
+@command(RUNS, writes=True)
 def request_checkpoint(target: Target) -> Output:
     """Ask the running job for a checkpoint.
 
@@ -194,7 +194,6 @@ def tails(target: Target, run: str) -> Output:
     OF_JOURNAL,
     opt.option("--dry-run", "Only show what would be recovered, as `archive tails` does."),
     writes=True,
-    time_travel=False,
 )
 def recover(target: Target, run: str, dry_run: bool) -> Output:
     """Make a checkpoint of what a dead job journaled.

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from archive.base import ArchiveError, UsageError, __version__
-from archive.cli.options import DEADLINE_S, DEBUG, Target, argument, option, storage_options
+from archive.cli.options import ABOVE_0, DEADLINE_S, DEBUG, Target, argument, option, storage_options
 from archive.cli.output import Output, cell
 
 LOOK, RUNS, KEEP = "Look", "Checkpoints and runs", "Retention and labels"
@@ -73,49 +73,38 @@ def main() -> None:
 
 # -- declaring a command -----------------------------------------------------------------------------------------------
 
+
+def _number_or_tag(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
+
+def _show_tracebacks(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    ctx.meta[DEBUG] = wanted  # the group's context has the same
+
+
 _WRITES = option("--single-writer", "For a store that cannot refuse to overwrite: you promise that only you write.")
-_LOOKS = option(
-    "--commit N|TAG",
-    "The archive as of that commit.",
-    callback=lambda ctx, param, text: int(text) if text and text.isdecimal() else text,
-)
+_COMMIT = option("--commit N|TAG", "The archive as of that commit.", type=_number_or_tag)
 _EVERY = (
     option("--json as_json", "Print one JSON document."),
-    option(
-        "--storage-option storage_pairs KEY=VALUE...",
-        "Passed to the filesystem; VALUE may be JSON, a dot in KEY goes one level down.",
-    ),
+    option("--storage-option storage_pairs KEY=VALUE...", "For the filesystem. VALUE may be JSON; a.b=1 is nested."),
     option("--endpoint-url URL", "S3 server other than Amazon's."),
     option("--profile NAME", "Profile of the AWS configuration."),
-    option(
-        "--retry-for deadline_s SECONDS",
-        "How long to repeat a request that fails.",
-        type=click.FloatRange(min=0, min_open=True),
-        default=DEADLINE_S,
-    ),
-    option(
-        "--allow-base allow_bases URL...",
-        "Another archive (or the folder above it) that this one may refer to, as `merge` makes it.",
-    ),
-    option(
-        "--debug",
-        "Show tracebacks.",
-        expose_value=False,
-        callback=lambda ctx, _, wanted: ctx.meta.update({DEBUG: wanted}),
-    ),
+    option("--retry-for deadline_s SECONDS", "Repeat a failing request for so long.", type=ABOVE_0, default=DEADLINE_S),
+    option("--allow-base allow_bases URL...", "Another archive, or a folder of them, that this one may refer to."),
+    option("--debug", "Show tracebacks.", expose_value=False, callback=_show_tracebacks),
 )
 _YES = option("--yes", "Do it. Without this, only show what would be done.")
 _OF_TARGET = ("url", "commit", "as_json", "deadline_s", "allow_bases", "single_writer")
 
 
 def command(
-    group: str, *own: click.Parameter, writes: bool = False, time_travel: bool = True
+    group: str, *own: click.Parameter, writes: bool = False, looks_back: bool | None = None
 ) -> Callable[[Function], Function]:
     """A decorator that makes a function a command of this group: by its name, with its docstring as help.
 
     The function takes a Target and its `own` parameters, and returns an Output, or None if it has printed. A generator
     asks first: it yields the Output of what it would do and, with --yes alone, goes on and yields the Output of what it
-    did. writes: the command takes --single-writer; time_travel: it takes --commit.
+    did. writes: the command takes --single-writer; looks_back: it takes --commit, as all do that write nothing.
     """
 
     def declare(function: Function) -> Function:
@@ -132,11 +121,12 @@ def command(
                 output.show(as_json=target.as_json)
                 click.get_current_context().exit(output.code)
 
+        at_commit = not writes if looks_back is None else looks_back
         url = () if any(one.name == "url" for one in own) else (argument("url"),)
         shared = [
             *([_YES] if asks else ()),
             *([_WRITES] if writes else ()),
-            *([_LOOKS] if time_travel else ()),
+            *([_COMMIT] if at_commit else ()),
             *_EVERY,
         ]
         name = function.__name__.strip("_").replace("_", "-")
@@ -157,7 +147,9 @@ _EVERYWHERE = (
     (r"plan with allow_missing=True", "add --allow-missing"),
     (r"plan the last whole one \(arc\.checkpoints[^ ]*latest\)", "name another --checkpoint"),
     (r"arc\.checkpoints\.of\(.*?\), or --run", "--run"),
-    (r"say force=True", "add --force"),
+    (r"(?:say|give) force=True", "add --force"),
+    (r"forget\(\) needs keep=.*", "say what goes: --keep-last, -every, -within, -best, --episodes, --where or --id"),
+    (r"use arc\.restore\(commit=(\d+)\)", r"use `archive restore --commit \1`"),
     (r"give copy=True", "add --copy"),
     (r"copy with verify=True", "copy with --verify"),
     (r"pass replace=True", "add --replace"),

@@ -265,7 +265,7 @@ def run(target: Target) -> tuple[str, list[dict[str, Any]]]:
     return archives[0].url, rows
 
 
-@command(LOOK, argument("url", metavar="[URL]", default="demo-archive"), writes=True, time_travel=False)
+@command(LOOK, argument("url", metavar="[URL]", default="demo-archive"), writes=True)
 def demo(target: Target) -> Output:
     """Write a sample archive, resume it, and check it.
 

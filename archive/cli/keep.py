@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from archive.base import UsageError, jsontree
 from archive.cli import options as opt
 from archive.cli.commands import KEEP, command
@@ -29,7 +27,6 @@ BY = opt.option("--by NAME", "Your name, stored beside it.")
     opt.where("Label the episodes that meet it, as in 'return > 10'."),
     BY,
     writes=True,
-    time_travel=False,
 )
 def label(target: Target, labels: tuple[str, ...], ids: tuple[str, ...], where: str | None, by: str | None) -> Output:
     """Set labels on episodes.
@@ -70,7 +67,6 @@ def labels(target: Target, limit: int) -> Output:
     opt.option("--commit number N", "Tag this commit. Default: the newest.", type=int),
     BY,
     writes=True,
-    time_travel=False,
 )
 def tag(
     target: Target, name: str, checkpoint: str | None, run: str | None, number: int | None, by: str | None
@@ -96,21 +92,19 @@ def tags(target: Target) -> Output:
 
 @command(
     KEEP,
-    opt.option("--keep-last N", "Keep the newest N checkpoints of each run.", type=opt.COUNT),
-    opt.option("--keep-every N", "Keep checkpoints whose step is a multiple of N.", type=opt.COUNT),
+    opt.option("--keep-last N", "Keep the newest N checkpoints of each run."),
+    opt.option("--keep-every N", "Keep checkpoints whose step is a multiple of N."),
     opt.option("--keep-within TIME", "Keep checkpoints of the last 7d (s, m, h, d, w), by the store's clock."),
     opt.option("--keep-best METRIC[:min|max][:N]", "Keep the best checkpoints, as in return:3 or loss:min:3."),
     opt.option(
-        "--episodes",
+        "--episodes unreferenced|superseded",
         "Expire episodes that no kept checkpoint holds, or only steps that newer ones replaced.",
-        type=click.Choice(["unreferenced", "superseded"]),
     ),
     opt.where("Expire episodes that meet it, as in 'return < 0'."),
     opt.option("--id ids ID...", "Expire this episode."),
     opt.of_run("Expire nothing of other runs."),
     opt.option("--redact", "Leave nothing of the episodes of --id: rewrite the shards that they share with others."),
     writes=True,
-    time_travel=False,
 )
 def forget(
     target: Target, keep_last: int | None, keep_every: int | None, keep_within: str | None, keep_best: str | None,
@@ -140,7 +134,7 @@ def _planned(plan: ForgetPlan | PrunePlan, *more: str, code: int = 0) -> Output:
     return Output(plan.to_json(), [*parts, *plan.warnings, *filter(None, more)], code=code)
 
 
-@command(KEEP, writes=True, time_travel=False)
+@command(KEEP, writes=True)
 def undo(target: Target) -> Iterator[Output]:
     """Bring back what the newest `forget` expired.
 
@@ -155,12 +149,7 @@ def undo(target: Target) -> Iterator[Output]:
     yield Output({"commit": head.number, "undoes": head.undoes}, text)
 
 
-@command(
-    KEEP,
-    opt.option("--commit number N", "The commit to restore.", type=int, required=True),
-    writes=True,
-    time_travel=False,
-)
+@command(KEEP, opt.option("--commit number N", "The commit to restore.", type=int, required=True), writes=True)
 def restore(target: Target, number: int) -> Iterator[Output]:
     """Restore an earlier commit as a new one.
 
@@ -179,9 +168,8 @@ def restore(target: Target, number: int) -> Iterator[Output]:
     KEEP,
     opt.option("--older-than TIME", "Delete only objects older than this: 90m, 24h or 7d.", default="24h"),
     opt.option("--force", "Allow less than an hour: you promise that nobody else is at work here."),
-    opt.option("--per-second N", "Delete at most N objects a second.", type=click.FloatRange(min=0, min_open=True)),
+    opt.option("--per-second N", "Delete at most N objects a second.", type=opt.ABOVE_0),
     writes=True,
-    time_travel=False,
 )
 def prune(target: Target, older_than: str, force: bool, per_second: float | None) -> Iterator[Output]:
     """Garbage collection: delete expired and leftover objects.

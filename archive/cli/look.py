@@ -86,13 +86,8 @@ def ls(target: Target, where: str | None) -> Output:
         if not found or target.commit is not None:
             raise
         return listed(found, ARCHIVE)
-    wanted = None if where is None else _shards_of(arc, where)
-    rows = [
-        counts | {"shard": i, "url": arc.shard_url(counts["shard"])}
-        for i, counts in enumerate(_shard_counts(arc))
-        if wanted is None or counts["shard"] in wanted
-    ]
-    return listed(rows, SHARD)
+    rows = _shards(arc, None if where is None else arc.episodes.filter(where=where))
+    return listed([row | {"url": arc.shard_url(row.pop("name"))} for row in rows], SHARD)
 
 
 def _archives_below(target: Target) -> list[dict[str, Any]]:
@@ -106,27 +101,23 @@ def _archives_below(target: Target) -> list[dict[str, Any]]:
     return out
 
 
-def _shards_of(arc: Archive, where: str) -> set[str]:
-    """The shards that hold steps of the episodes that meet a condition."""
+def _shards(arc: Archive, found: Episodes | None) -> list[dict[str, Any]]:
+    """A row for each shard by the segments table, in the order of writing; only those with steps of these episodes."""
     import numpy as np
 
-    found = arc.episodes.filter(where=where)
-    rows = [arc.index.chains.of(int(number)) for number in found.numbers]
-    table = arc.snapshot.take(np.concatenate([np.zeros(0, np.int64), *rows]), ["shard"])
-    return {name for name in table["shard"].cast("string").to_pylist() if name is not None}
-
-
-def _shard_counts(arc: Archive) -> list[dict[str, Any]]:
-    """A row for each shard, in the order in which they were written, by the segments table."""
-    table = arc.snapshot.columns(("shard", "length", "session", "rank", "commit"))
-    out: dict[str, dict[str, Any]] = {}
-    for row in table.to_pylist():
-        length = row.pop("length")
-        if row["shard"] is not None:
-            counts = out.setdefault(row["shard"], {"steps": 0, "segments": 0, **row})
-            counts["steps"] += length
-            counts["segments"] += 1
-    return list(out.values())
+    names = ("shard", "length", "session", "rank", "commit")
+    rows: dict[str, dict[str, Any]] = {}
+    for row in arc.snapshot.columns(names).to_pylist():
+        name, length = row.pop("shard"), row.pop("length")
+        if name is not None:
+            shard = rows.setdefault(name, {"shard": len(rows), "steps": 0, "segments": 0, **row, "name": name})
+            shard["steps"] += length
+            shard["segments"] += 1
+    if found is None:
+        return list(rows.values())
+    segments = np.concatenate([np.zeros(0, np.int64), *(arc.index.chains.of(int(one)) for one in found.numbers)])
+    wanted = {*arc.snapshot.take(segments, ["shard"])["shard"].cast("string").to_pylist()}
+    return [row for name, row in rows.items() if name in wanted]
 
 
 # -- episodes ----------------------------------------------------------------------------------------------------------
@@ -190,7 +181,7 @@ def _between(low: int | None, high: int | None) -> str | None:
     LOOK,
     opt.argument("episode_id"),
     opt.option("--read -r names FIELD...", "Print this field's values."),
-    opt.option("--start N", "First step to print.", default=0),
+    opt.option("--start N", "First step to print.", type=int, default=0),
     opt.option("--stop N", "Step before which to end.", type=int),
 )
 def show(target: Target, episode_id: str, names: tuple[str, ...], start: int, stop: int | None) -> Output:
@@ -229,7 +220,7 @@ def _parts_of(episode: Episode, about: Mapping[str, Any], values: dict[str, Any]
 
 @command(
     LOOK,
-    opt.option("--num-chunks N", "Transitions to draw.", default=4, type=opt.COUNT),
+    opt.option("--num-chunks N", "Transitions to draw.", default=4),
     opt.option("--cache-size N", "Newest trajectories to hold.", default=5, type=click.IntRange(0)),
     opt.option(
         "--sample-window-size N",
@@ -241,7 +232,7 @@ def _parts_of(episode: Episode, about: Mapping[str, Any], values: dict[str, Any]
     opt.IN_RUN,
     opt.option("--buffer NAME", "The buffer to draw from.", default="replay"),
     opt.where(),
-    opt.option("--seed N", "Seed of the draw.", default=1234),
+    opt.option("--seed N", "Seed of the draw.", type=int, default=1234),
     opt.option("--replace", "Draw the same transition again, if fewer are there."),
     opt.option("--missing skip|VALUE", "Leave out fields that some lack, or fill them.", default="error"),
 )

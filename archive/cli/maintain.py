@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from archive.maintain import Report
 
 
-@command(MAINTAIN, opt.option("--deep", "Read every byte, and every step as a reader does."), time_travel=False)
+EXAMPLE = "episodes there, for example"
+
+
+@command(MAINTAIN, opt.option("--deep", "Read every byte, and every step as a reader does."), looks_back=False)
 def verify(target: Target, deep: bool) -> Output:
     """Check an archive against its checksums.
 
@@ -45,18 +48,16 @@ def _parts_of(report: Report, deep: bool, url: str) -> Iterator[Part]:
     yield f"{looked}, {size(report.bytes)} of shards read{'' if deep else ' (--deep reads all)'}"
     contents = "" if deep else "; contents were not read: --deep does"
     if report.findings:
-        example = "episodes there, for example"
-        rows = [{"object": f.object, "problem": f.problem, example: list(f.episodes)} for f in report.findings]
-        yield rows, ("object", "problem", example)
+        yield [asdict(one) | {EXAMPLE: list(one.episodes)} for one in report.findings], ("object", "problem", EXAMPLE)
         yield from _judged(report, url, contents)
     elif report.sound:
         yield f"all sound{contents}"
     if report.warnings:
         yield "what was journaled since the newest checkpoint cannot all be recovered:"
-        yield [{"object": f.object, "problem": f.problem} for f in report.warnings], ("object", "problem")
+        yield map(asdict, report.warnings), ("object", "problem")
     if report.notes:
         yield "what no commit names (a writer that died leaves it; so does a commit that was removed):"
-        yield [{"object": f.object, "what": f.problem} for f in report.notes], ("object", "what")
+        yield [{"object": one.object, "what": one.problem} for one in report.notes], ("object", "what")
     if report.not_allowed:
         options = " ".join(f"--allow-base {output.cell(url, limit=None)}" for url in report.not_allowed)
         yield (
@@ -82,7 +83,7 @@ def _judged(report: Report, url: str, contents: str) -> Iterator[str]:
         yield f"no checkpoint of run {run!r} is sound: put what is missing back from a copy"
 
 
-@command(MAINTAIN, writes=True, time_travel=False)
+@command(MAINTAIN, writes=True)
 def repair(target: Target) -> Iterator[Output]:
     """Replace a damaged or missing newest commit.
 
@@ -110,7 +111,7 @@ def repair(target: Target) -> Iterator[Output]:
     MAINTAIN,
     opt.argument("role", type=click.Choice(["reader", "writer", "pruner"])),
     opt.argument("url"),
-    time_travel=False,
+    looks_back=False,
 )
 def policy(target: Target, role: str) -> Output:
     """Print the IAM policy that ROLE needs on S3.
@@ -133,7 +134,6 @@ def policy(target: Target, role: str) -> Output:
         default=0.25,
     ),
     writes=True,
-    time_travel=False,
 )
 def compact(target: Target, min_alive: float, min_full: float) -> Iterator[Output]:
     """Rewrite sparsely used and small shards into full ones.

@@ -9,8 +9,6 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from archive.base import NotFoundError, UsageError, layout
 from archive.cli import options as opt
 from archive.cli import output
@@ -50,7 +48,7 @@ def _made(made: Archive) -> Output:
     return Output(about, "{url} has {episodes} episodes at commit {commit}".format(**about))
 
 
-@command(MOVE, opt.argument("world_size", type=opt.COUNT), *opt.PLANNING, *MOVING, writes=True, time_travel=False)
+@command(MOVE, opt.argument("world_size", type=opt.COUNT), *opt.PLANNING, *MOVING, writes=True)
 def reshard(target: Target, world_size: int, to: str, copy: bool, verify: bool, **planning: Any) -> Output:
     """Save a checkpoint in another archive for WORLD_SIZE ranks.
 
@@ -67,7 +65,7 @@ def reshard(target: Target, world_size: int, to: str, copy: bool, verify: bool, 
     return Output(about | {"dropped": plan.dropped}, text)
 
 
-@command(MOVE, opt.argument("others", nargs=-1), *MOVING, writes=True, time_travel=False)
+@command(MOVE, opt.argument("others", nargs=-1), *MOVING, writes=True)
 def merge(target: Target, others: tuple[str, ...], **how: Any) -> Output:
     """Make the episodes of several archives visible in one.
 
@@ -85,7 +83,6 @@ def merge(target: Target, others: tuple[str, ...], **how: Any) -> Output:
     opt.where("The first COUNT of those that meet it, as in 'return > 10'."),
     *MOVING,
     writes=True,
-    time_travel=False,
 )
 def split(target: Target, count: int, where: str | None, **how: Any) -> Output:
     """Make the first COUNT episodes visible in another archive."""
@@ -100,11 +97,7 @@ def split(target: Target, count: int, where: str | None, **how: Any) -> Output:
 
 
 @command(
-    MOVE,
-    opt.where("The condition, as in 'return > 10 and update_count >= 100'.", required=True),
-    *MOVING,
-    writes=True,
-    time_travel=False,
+    MOVE, opt.where("The condition, as in 'return > 10 and update_count >= 100'.", required=True), *MOVING, writes=True
 )
 def filter_(target: Target, where: str, **how: Any) -> Output:
     """Make matching episodes visible in another archive."""
@@ -165,20 +158,20 @@ ONLY_HTML = ("output", "world_size", "max_bytes", "tokenizer", "allow_missing")
 @command(
     MOVE,
     opt.argument("to", required=False),
-    opt.option("--format -f name", "The files' format.", type=click.Choice([*BULK, *ADAPTERS]), default="npz"),
+    opt.option(f"--format -f name {'|'.join((*BULK, *ADAPTERS))}", "The files' format.", default="npz"),
     opt.option(
         "--html WHAT",
         "Make one HTML page instead: of an episode (its id, or 'best'), of the chosen 'episodes', of a checkpoint "
         "(its name, or 'latest'), or of the 'archive'. Needs --output.",
     ),
     opt.option("--output -o FILE", "The file of the page."),
-    opt.option("--world-size N", "The page shows a checkpoint's plan for N ranks.", type=opt.COUNT),
+    opt.option("--world-size N", "The page shows a checkpoint's plan for N ranks."),
     opt.option("--checkpoint NAME", "Only what is live in it ('latest': the newest whole one)."),
     opt.of_run("The run of the checkpoint, or of the episodes."),
     opt.where(),
     opt.option("--weights UUID...", "Only episodes made by these weights."),
     opt.option("--field fields NAME...", "Only this field (npz, parquet, an episode's page)."),
-    opt.option("--max-bytes N", "Bound of an episode's page; it names what it omits.", type=opt.COUNT),
+    opt.option("--max-bytes N", "Bound of an episode's page; it names what it omits."),
     opt.option("--tokenizer NAME", "Shows token ids as text on an episode's page: a folder or a Hub name."),
     opt.option("--allow-missing", "The page of a plan: do without ranks that are missing."),
     SET,
@@ -264,12 +257,11 @@ def _to_system(target: Target, to: str, name: str, given: tuple[str, ...], field
 @command(
     MOVE,
     opt.argument("sources", nargs=-1, required=True),
-    opt.option("--format -f name", "The format of SOURCES.", type=click.Choice(list(ADAPTERS)), required=True),
+    opt.option(f"--format -f name {'|'.join(ADAPTERS)}", "The format of SOURCES.", required=True),
     opt.of_run("The run that the checkpoint belongs to.", default="imported"),
     SET,
     opt.option("--yes", "Do it, even if it ends the session of a run that is there."),
     writes=True,
-    time_travel=False,
 )
 def import_(target: Target, sources: tuple[str, ...], name: str, run: str, given: tuple[str, ...], yes: bool) -> Output:
     """Add another system's data as a checkpoint.

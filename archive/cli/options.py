@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from archive.store import Storage
     from resharding import Plan
 
-COUNT = click.IntRange(1)
+COUNT, ABOVE_0 = click.IntRange(1), click.FloatRange(min=0, min_open=True)
+CHOICE = re.compile(r"[a-z0-9_]+(\|[a-z0-9_]+)+")
 DEADLINE_S = 30.0  # somebody waits for the answer
 DEBUG = "archive.debug"  # key in the context's meta: whether tracebacks are wanted
 
@@ -62,15 +64,20 @@ def argument(name: str, **how: Any) -> click.Argument:
 
 
 def option(spec: str, help: str, **how: Any) -> click.Option:
-    """An option, by how it is typed: "--deep" is a flag, "--start N" has a value, "--id ids ID..." may be repeated and
-    is called `ids` in Python. Its default is shown, if it has one."""
+    """An option, by how it is typed: "--deep" is a flag, "--incomplete keep|drop" a choice, "--capacity N" a number of
+    1 or more; "--id ids ID..." may be repeated, and is called `ids` in Python. A default is shown."""
     words = spec.split()
     names = [word for word in words if word.startswith("-") or (word.islower() and word.isidentifier())]
-    metavar = words[-1].removesuffix("...") if len(words) > len(names) else None
-    if spec.endswith("..."):
-        return click.Option(names, help=f"{help} May be repeated.", metavar=metavar, multiple=True)
-    is_flag = metavar is None and "type" not in how
-    return click.Option(names, help=help, metavar=metavar, is_flag=is_flag, show_default="default" in how, **how)
+    value = words[-1] if len(words) > len(names) else None
+    if value is None:
+        return click.Option(names, help=help, is_flag=True, **how)
+    if value.endswith("..."):
+        return click.Option(names, help=f"{help} May be repeated.", metavar=value[:-3], multiple=True, **how)
+    if CHOICE.fullmatch(value):
+        how["type"] = click.Choice(value.split("|"))
+    else:
+        how = {"metavar": value, "type": COUNT if value == "N" else None, **how}
+    return click.Option(names, help=help, show_default="default" in how, **how)
 
 
 def of_run(help: str, **how: Any) -> click.Option:
@@ -89,25 +96,16 @@ def limit(help: str) -> click.Option:
 
 
 IN_RUN = of_run("The run of the checkpoint; needed if several runs have one of this name.")
-POLICIES, INCOMPLETE = ("balanced", "interleaved", "by_trajectory"), ("keep", "drop")
+POLICIES = ("balanced", "interleaved", "by_trajectory")
+_POLICY = "Ranges of equally many steps; episodes in turn; ranges of equally many episodes."
 PLANNING = (  # what `planned` takes
     IN_RUN,
     option("--checkpoint name NAME", "Which checkpoint. Default: the newest whole one."),
-    option(
-        "--policy",
-        "Ranges of equally many steps; episodes in turn; ranges of equally many episodes.",
-        type=click.Choice(POLICIES),
-        default=POLICIES[0],
-    ),
-    option("--num-envs N", "Envs of each rank.", type=COUNT),
-    option("--max-length N", "Steps that an env holds; the oldest are dropped.", type=COUNT),
-    option("--capacity N", "Steps that a rank holds; the oldest are dropped.", type=COUNT),
-    option(
-        "--incomplete",
-        "Keep or drop episodes without a first or a last step.",
-        type=click.Choice(INCOMPLETE),
-        default=INCOMPLETE[0],
-    ),
+    option(f"--policy {'|'.join(POLICIES)}", _POLICY, default=POLICIES[0]),
+    option("--num-envs N", "Envs of each rank."),
+    option("--max-length N", "Steps that an env holds; the oldest are dropped."),
+    option("--capacity N", "Steps that a rank holds; the oldest are dropped."),
+    option("--incomplete keep|drop", "Episodes without a first or a last step.", default="keep"),
     where(),
     option("--allow-missing", "Do without ranks that are missing from the checkpoint."),
 )

@@ -25,6 +25,7 @@ from tests.support.documents import (
     DOCS,
     KINDS,
     PAGES,
+    README,
     ROOT,
     Block,
     blocks,
@@ -149,10 +150,10 @@ def test_pages_are_packaged() -> None:
 
 
 def test_pictures_are_small_and_shown() -> None:
-    texts = "".join(page.read_text("utf-8") for page in PAGES)
+    texts = "".join(page.read_text("utf-8") for page in (README, *PAGES))
     for picture in DOCS.rglob("*.png"):
         assert picture.stat().st_size < MAX_PICTURE, picture
-        assert f"]({picture.name})" in texts
+        assert re.search(rf"\]\(([\w/-]+/)?{re.escape(picture.name)}\)", texts), picture
 
 
 @pytest.mark.parametrize("word", ["SIGTERM", "requested()", "torch import ring", "save_on_crash", "Keep(", ".of("])
