@@ -44,6 +44,11 @@ class GivenValues:
         self.column, self.whole = column, whole
         self._steps, self._live_set = steps, live_set
 
+    @property
+    def kind(self) -> Kind:
+        """The dtype of the values, and the shape of a row."""
+        return self.column.dtype, self.column.array.shape[1:]
+
     @cached_property
     def values(self) -> Values:
         """The values by addresses."""
@@ -137,25 +142,25 @@ class Saying:
             if not isinstance(given, tuple) or len(given) != 3:
                 raise UsageError(f"changes of column {name!r} are no tuple (env ids, positions, values)")
             steps = inner.steps_at(*given[:2])
-            column = live.values_of(name, given[2], steps)
-            kind = column.dtype, column.array.shape[1:]
-            if (known := self._kinds.get((inner.name, name), kind)) != kind:
+            one = GivenValues(live.values_of(name, given[2], steps), steps, inner.live_set)
+            if (known := self._kinds.get((inner.name, name), one.kind)) != one.kind:
                 raise ColumnError(
-                    f"changes of column {name!r} of buffer {inner.name!r} have values of {kind}, and it has {known}: "
-                    "give values of the same dtype and shape, or the whole column"
+                    f"changes of column {name!r} of buffer {inner.name!r} have values of {one.kind}, and it has "
+                    f"{known}: give values of the same dtype and shape, or the whole column"
                 )
-            self._add(made, (inner.name, name), GivenValues(column, steps, inner.live_set))
+            self._add(made, (inner.name, name), one)
         self._columns = made
 
     def _add(self, made: dict[Name, tuple[GivenValues, ...]], key: Name, one: GivenValues) -> None:
         """Keep values for the next tick, whose values of a column lie in one array."""
         if not one.whole and not len(one.column.array):
             return
-        made[key] = (one,) if one.whole else (*made.get(key, ()), one)
-        kinds = {(said.column.dtype, said.column.array.shape[1:]) for said in made[key]}
-        if len(kinds) > 1:
+        before = () if one.whole else made.get(key, ())
+        if kinds := {said.kind for said in before[-1:]} - {one.kind}:
+            kinds.add(one.kind)
             raise ColumnError(f"column {key[1]!r} of buffer {key[0]!r} has values of several dtypes or shapes: {kinds}")
-        self._kinds = self._kinds | {key: kinds.pop()}
+        made[key] = (*before, one)
+        self._kinds = self._kinds | {key: one.kind}
 
     def attributes(self, inner: Buffer, attributes: Mapping[str, Mapping[str, Any]]) -> None:
         """Add values of attributes of a buffer: name -> {episode id: JSON value}."""

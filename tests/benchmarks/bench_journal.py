@@ -29,6 +29,7 @@ COUNT = int(os.environ.get("BENCH_LENGTH", 400))
 PAUSE_S = 0.005  # between trajectories: 3 MB/s
 MANY = 15  # times as many back to back, for some ticks to come in between
 ROUNDS, KILLS = 3, 6
+LIVE, CHANGED = 200_000, 256  # values of a column, and those that change between two ticks
 
 
 def _trajectory(i: int) -> dict[str, Any]:
@@ -76,6 +77,43 @@ def child_until_killed(where: str, session: str) -> dict[str, float]:
         print(i, time.monotonic(), flush=True)
         time.sleep(PAUSE_S)
     return {}
+
+
+def child_column(where: str, way: str) -> dict[str, float]:
+    """Journal a column of many live steps of which few change between ticks; milliseconds of a call, bytes of a tick
+    beyond those of the values."""
+    import numpy as np
+
+    arc, rng = _open(where), np.random.default_rng(0)
+    with arc.writer(run=uuid.uuid4().hex, journal_s=3600.0) as w:
+        w.append({"x": np.zeros(LIVE, np.uint8)}, env_ids=0, last=np.arange(LIVE) % 200 == 199)
+        values, took, more = rng.random(LIVE), [], 0.0
+        for _ in range(20):
+            w.journal(columns={"priority": values})
+            w.sync()
+            at = rng.choice(LIVE, CHANGED, replace=False)
+            values[at] = rng.random(CHANGED)
+            began = time.perf_counter()
+            if way == "whole":
+                w.journal(columns={"priority": values})
+            else:
+                w.journal(changes={"priority": (0, at, values[at])})
+            took.append(1000 * (time.perf_counter() - began))
+            before = arc.io_stats()
+            w.sync()
+            more = max(more, (arc.io_stats() - before).bytes_out - 8.0 * CHANGED)
+    return {"median_ms": statistics.median(took), "more_bytes": more}
+
+
+def _column(name: str, where: str, way: str) -> list[common.Row]:
+    found = common.child(__file__, "column", where, way)
+    what = f"{name}: {CHANGED} of {LIVE} values change, given as {way}"
+    return [
+        common.bounded(f"{what}: a call", found["median_ms"], most=5.0, unit="ms"),
+        common.bounded(
+            f"{what}: bytes beyond the values", found["more_bytes"], most=0.2 * 8 * CHANGED + 4096, unit="B"
+        ),
+    ]
 
 
 def _lost_s(where: str) -> float:
@@ -141,6 +179,7 @@ def measure() -> Sequence[common.Row]:
     with _places() as places:
         for name, where in places.items():
             rows += [_cost(name, where, pause_s) for pause_s in (PAUSE_S, 0.0)]
+            rows += [row for way in ("whole", "changes") for row in _column(name, where, way)]
         for name, where in places.items():
             lost = sorted(_lost_s(where) for _ in range(KILLS))
             what = f"{name}: lost by a kill, journal_s={JOURNAL_S}, most of {KILLS}"
@@ -153,6 +192,12 @@ def test_journal() -> None:
     common.report(TITLE, measure())
 
 
+def test_a_column_of_few_changes() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        found = child_column(json.dumps({"url": f"{folder}/archive", "options": {}}), "changes")
+    assert found["more_bytes"] <= 0.2 * 8 * CHANGED + 4096
+
+
 def test_a_kill_of_few() -> None:
     """What is measured is what it says."""
     with tempfile.TemporaryDirectory() as folder:
@@ -161,4 +206,4 @@ def test_a_kill_of_few() -> None:
 
 
 if __name__ == "__main__":
-    common.main(TITLE, measure, {"add": child_add, "until_killed": child_until_killed})
+    common.main(TITLE, measure, {"add": child_add, "until_killed": child_until_killed, "column": child_column})

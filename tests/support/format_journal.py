@@ -162,6 +162,28 @@ def tail(root: Path, run: str, entry: Row, rank: str) -> Row:
     }
 
 
+def column(found: Sequence[Entry], name: str, buffer: str = "replay") -> dict[tuple[Any, ...], Any]:
+    """Session, rank, env row and position of a step -> its newest value."""
+    out: dict[tuple[Any, ...], Any] = {}
+    for one in found:
+        told = one.index["columns"].get(buffer, {}).get(name)
+        if told is None:
+            continue
+        demand(("ranges" in told) == ("scattered columns" in one.index["format"]["features"]), "features")
+        ranges = [(tuple(stream), lo, hi) for *stream, lo, hi in told["steps"]]
+        if "ranges" in told:
+            numbers = one.group()[told["ranges"]][:].tolist()
+            gaps, lengths = iter(numbers[: len(numbers) // 2]), iter(numbers[len(numbers) // 2 :])
+            for *stream, at, count in told["streams"]:
+                for _ in range(count):
+                    start = at + next(gaps)
+                    at = start + next(lengths)
+                    ranges.append((tuple(stream), start, at))
+        places = [(*stream, at) for stream, lo, hi in ranges for at in range(lo, hi)]
+        out |= dict(zip(places, one.group()[told["array"]][:].tolist(), strict=True))
+    return out
+
+
 def fields(found: Sequence[Entry], row: Row) -> Row:
     """The steps of a row of a journal's segments."""
     shards = reader.Shards(Path())

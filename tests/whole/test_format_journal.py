@@ -130,3 +130,32 @@ def _compare(arc: archive.Archive, root: Path) -> None:
     assert keys["cursor"] == (None if view is None else view.cursor)
     ours = {str(one.rank): (one.start, one.next) for one in arc.tails().ranks}
     assert {rank: (one["from"], one["next"]) for rank, one in found["tails"]["main"].items()} == ours
+
+
+def test_columns_of_ticks_are_read_by_what_the_document_says(tmp_path: Path) -> None:
+    arc = archive.create(tmp_path / "a")
+    w = arc.writer(journal_s=NEVER_S)
+    w.append({"x": np.zeros(200)}, env_ids=np.repeat([0, 1], 100))
+    wanted = np.zeros(200)
+    w.journal(columns={"p": wanted})
+    w.sync()
+    rng = np.random.default_rng(0)
+    for count in (40, 1, 90, 5):
+        at = rng.choice(200, count, replace=False)
+        wanted[at] = rng.random(count)
+        w.journal(changes={"p": (at // 100, at % 100, wanted[at])})
+        w.sync()
+    w.evict(0, before=50)
+    w.sync()
+    found = list(format_journal.entries(tmp_path / "a", "main", w.session, 0, 0))
+    assert [bool(one.index["columns"]["replay"]["p"].get("ranges")) for one in found[:5]] == [
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
+    values = format_journal.column(found, "p")
+    assert [values[w.session, 0, at // 100, at % 100] for at in range(200)] == wanted.tolist()
+    die(w)
+    assert arc.refresh().recover().column("p", 0).tolist() == wanted[50:].tolist()
