@@ -21,7 +21,7 @@ UNFINISHED = ("close", "continue", "drop")
 
 @dataclass(frozen=True)
 class Saved:
-    """What one buffer adds to a checkpoint."""
+    """The columns, attributes and state that one buffer adds to a checkpoint."""
 
     columns: Mapping[str, Any] = field(default_factory=dict)  # name -> one value a live step
     attributes: Mapping[str, Any] = field(default_factory=dict)  # name -> {episode id: value}
@@ -31,7 +31,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Report:
-    """What a restore put into one buffer, and what became of the rest: printed, or looked at."""
+    """The result of a restore of one buffer: what was put into it, and what became of the rest."""
 
     episodes: int
     steps: int
@@ -56,7 +56,7 @@ SAFE_TORCH = (2, 6)  # before that, a file could run code though weights_only=Tr
 
 
 def load_torch(file: Any) -> Any:
-    """What torch.save wrote to a file (a path, or a file of bytes), on the CPU, with nothing in it run.
+    """Load what torch.save wrote to a file (a path, or a file of bytes), on the CPU; nothing in it is run.
 
     UsageError by a torch that does not keep to that; torch's own errors for what cannot be loaded so.
     """
@@ -105,24 +105,8 @@ def share_of(source: Any, rank: int | None = None, tails: str | None = None) -> 
 
 
 def saved_share(source: Any, rank: int | None = None) -> Share:
-    """As `share_of`, with what the live buffer had: fields that its steps were given later are left out."""
+    """The same as `share_of`, as the live buffer had it: fields that its steps were given later are left out."""
     return share_of(source, rank).as_saved()
-
-
-def exact_share(source: Any, rank: int | None = None) -> Share:
-    """As `saved_share`, for live buffers whose saved state says where each step lies: not of a checkpoint that was
-    recovered from journals, which has steps that this state knows nothing of."""
-    share = share_of(source, rank, tails="ignore").as_saved()
-    checkpoint = share.plan.checkpoint
-    if (recovered := checkpoint.record.recovered) is not None:
-        base = recovered.name or "none"
-        raise UsageError(
-            f"checkpoint {checkpoint.name!r} was recovered from journals, and the saved state of this buffer knows "
-            f"nothing of what came after checkpoint {base!r}: restore that one, by "
-            f"resharding.plan(arc.checkpoints[{base!r}], world_size=..., tails='ignore'); what came later stays in the "
-            "archive"
-        )
-    return share
 
 
 def planned(checkpoint: Checkpoint, **options: Any) -> Plan:
@@ -155,10 +139,15 @@ def declare(
     known = writer.schema
     writer.declare(
         Schema(
-            dict.fromkeys((*known.env_id, *env_id)), dict.fromkeys((*known.episode_id, *episode_id)),
-            {**(next_of or {}), **known.next_of}, known.axes, known.json, unit or known.unit, known.reward or reward,
+            dict.fromkeys((*known.env_id, *env_id)),
+            dict.fromkeys((*known.episode_id, *episode_id)),
+            {**(next_of or {}), **known.next_of},
+            known.axes,
+            known.json,
+            unit or known.unit,
+            known.reward or reward,
         )
-    )  # fmt: skip
+    )
 
 
 def checkpoint(writer: Writer, step: int, saved: Mapping[str, Saved], **options: Any) -> Pending:
@@ -174,7 +163,7 @@ def checkpoint(writer: Writer, step: int, saved: Mapping[str, Saved], **options:
 
 
 def saved_by(system: str, states: Mapping[int, Any]) -> dict[int, Any]:
-    """Of states by source rank, those that the adapter of this system saved."""
+    """The states by source rank that the adapter of this system saved."""
     return {rank: s for rank, s in states.items() if isinstance(s, Mapping) and s.get("system") == system}
 
 

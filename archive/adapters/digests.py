@@ -19,7 +19,7 @@ Digests = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 def salt(number: int, path: Path) -> np.uint64:
-    """What tells a field from others of the same bytes."""
+    """A factor that tells a field from others of the same bytes."""
     return np.uint64(int(_PRIMES[number % len(_PRIMES)]) * (zlib.crc32(repr(path).encode()) | 1) % 2**64)
 
 
@@ -50,7 +50,7 @@ def of_tensor(leaf: torch.Tensor, rows: Ints | None) -> Digests:
 
 
 def _row_sums(words: Any) -> Digests:
-    """Each row's words times numbers that are drawn once a process, summed: rows that differ hardly ever agree."""
+    """The sum of each row's words times numbers that are drawn once a process: rows that differ hardly ever agree."""
     out = np.zeros(len(words), np.uint64)
     for number, lo in enumerate(range(0, words.shape[1], len(_PRIMES))):
         part = words[:, lo : lo + len(_PRIMES)]

@@ -7,6 +7,7 @@ how these become the buffer again. `Tracked` remembers what an archive has of an
 from __future__ import annotations
 
 import base64
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -114,7 +115,7 @@ def follow(every: Callable[[], Mapping[str, LiveBuffer]], writer: Writer) -> Non
 
 
 def appended(writer: Writer, name: str, append: Callable[[Buffer], Saved]) -> Saved:
-    """What a buffer adds to a checkpoint, once `append` has given its steps to the writer. A journal has them together
+    """Give a buffer's steps to the writer by `append`; what it adds to a checkpoint. A journal has them together
     with their columns, attributes and state, or not at all."""
     part = part_of(writer, name)
     with part.together():
@@ -134,14 +135,14 @@ class _Entry(NamedTuple, Generic[Known]):
 
 
 class Tracked(Generic[Known]):
-    """What is known of live objects: for each writer's buffer that keeps one what it has of it. What a restore found
+    """The knowledge of live objects: for each writer's buffer that keeps one what it has of it. What a restore found
     waits for the writer that goes on with just these steps: what another session wrote may never be committed."""
 
     def __init__(self) -> None:
         self._entries: WeakKeyDictionary[Any, list[_Entry[Known]]] = WeakKeyDictionary()
 
     def of(self, live: Any, part: Buffer) -> Known | None:
-        """What this writer's buffer has of the object; None if nobody said."""
+        """The knowledge that this writer's buffer has of the object; None if it has none."""
         every = [entry for entry in self._entries.get(live, []) if entry.part is None or entry.part() is not None]
         found = next((entry for entry in every if entry.part is not None and entry.part() is part), None)
         if found is None and any(entry.part is None for entry in every):
@@ -167,12 +168,12 @@ class Tracked(Generic[Known]):
         self._entries.pop(live, None)
 
     def all(self, live: Any) -> list[Known]:
-        """What is known of it, for all writers."""
+        """The knowledge that all writers have of it."""
         return [entry.known for entry in self._entries.get(live, [])]
 
 
 def live_units(part: Buffer) -> Units:
-    """What a writer's buffer holds."""
+    """The units that a writer's buffer holds."""
     runs, ids = part.live_runs()
     return units_of(runs.stream, runs.lo, runs.length, ids)
 
@@ -222,7 +223,7 @@ class Said:
 
     def __init__(self) -> None:
         self._attributes: Mapping[str, Mapping[str, Any]] = {}
-        self._state: Any = None
+        self._state: str | None = None
         self._holder = ""  # the episode that has the state
         self._cuts = -1  # checkpoints of the buffer so far: each is what later ticks are added to
 
@@ -231,7 +232,7 @@ class Said:
         if part.cuts != self._cuts:
             self._attributes, self._state = {}, None
         _, ids = part.live_runs()
-        state, holder = _as_json(saved.state if saved.tick is None else saved.tick), ids[-1] if ids else ""
+        state, holder = _as_text(saved.state if saved.tick is None else saved.tick), ids[-1] if ids else ""
         attributes: dict[str, dict[str, Any]] = {}
         for name, values in saved.attributes.items():
             before = self._attributes.get(name, {})
@@ -248,22 +249,23 @@ class Said:
 _said: WeakKeyDictionary[Buffer, Said] = WeakKeyDictionary()
 
 
-def _as_json(state: Any) -> Any:
+def _as_text(state: Any) -> str:
     """A state as JSON, arrays within."""
     tree, arrays = trees.flatten(state)
     data = {key: [a.dtype.str, list(a.shape), base64.b64encode(a.tobytes()).decode()] for key, a in arrays.items()}
-    return {"tree": tree, "arrays": data}
+    return json.dumps({"tree": tree, "arrays": data}, separators=(",", ":"))
 
 
-def _from_json(given: Any, where: str) -> Any:
+def _from_text(text: Any, where: str) -> Any:
     """The state again."""
     try:
+        given = json.loads(text)
         arrays = {
             key: np.frombuffer(base64.b64decode(data, validate=True), trees.build_dtype(dtype)).reshape(shape)
             for key, (dtype, shape, data) in given["arrays"].items()
         }
         tree = given["tree"]
-    except (AttributeError, LookupError, TypeError, ValueError) as e:
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as e:
         raise CorruptStateError(f"{where}: the journaled state is damaged: {e}; restore an earlier checkpoint") from e
     return trees.unflatten(tree, arrays, where=where)
 
@@ -281,7 +283,7 @@ def _recovered(ck: Checkpoint, rank: int, name: str) -> Any:
     given = ck.attributes(rank, name).get(STATE, {}).values()
     found = [one for one in given if isinstance(one, Mapping) and one.get("session") == ck.session]
     if len(found) == 1:
-        return _from_json(found[0].get("state"), f"buffer {name!r} of rank {rank} of checkpoint {ck.name!r}")
+        return _from_text(found[0].get("state"), f"buffer {name!r} of rank {rank} of checkpoint {ck.name!r}")
     recovered, began = ck.record.recovered, ck.staged(rank).index.resumed_from
     assert recovered is not None
     tail, live = recovered.tails.get(rank), ck.live

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 import uuid
 from typing import Any
@@ -198,7 +199,7 @@ def _with(given: Any, place: int, value: Any) -> Any:
 
 
 def test_a_state_comes_back() -> None:
-    found = live._from_json(live._as_json(STATE), "here")
+    found = live._from_text(live._as_text(STATE), "here")
     assert found.keys() == STATE.keys()
     assert found["b"] == STATE["b"]
     for name in "acd":
@@ -208,7 +209,23 @@ def test_a_state_comes_back() -> None:
 @pytest.mark.parametrize("what", DAMAGES)
 def test_a_damaged_state_is_an_error_that_says_where(what: str) -> None:
     with pytest.raises(CorruptStateError, match="here"):
-        live._from_json(DAMAGES[what](live._as_json(STATE)), "here")
+        live._from_text(json.dumps(DAMAGES[what](json.loads(live._as_text(STATE)))), "here")
+
+
+@pytest.mark.parametrize("text", [None, 7, "", "{", "[" * 100_000])
+def test_a_state_that_is_no_text_of_json_is_an_error(text: Any) -> None:
+    with pytest.raises(CorruptStateError, match="here"):
+        live._from_text(text, "here")
+
+
+def test_a_state_may_be_as_deep_as_it_is_in_a_checkpoint() -> None:
+    state: Any = 1
+    for _ in range(45):
+        state = {"in": [state]} if not isinstance(state, dict) else {"in": state}
+    one = Followed()
+    one.tick(state={"system": "here", "deep": state})
+    (found,) = states_of(resharding.plan(one.recovered(), world_size=1).share(0), "here").values()
+    assert found["deep"] == state
 
 
 def test_another_writers_buffer_is_made_by_its_name() -> None:

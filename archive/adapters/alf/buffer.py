@@ -236,12 +236,19 @@ def _state(tensors: Tensors, offset: Ints, rewritten: Table, about: Mapping[str,
         "headless_indexed_pos": named.get(HEADLESS),
     }
     return {
-        "system": SYSTEM, "num_envs": tensors.num_envs, "max_length": tensors.max_length, "offset": offset,
-        "current_pos": tensors.pos.cpu().numpy().copy(), "rewritten": rewritten, "single": _single(tensors),
+        "system": SYSTEM,
+        "num_envs": tensors.num_envs,
+        "max_length": tensors.max_length,
+        "offset": offset,
+        "current_pos": tensors.pos.cpu().numpy().copy(),
+        "rewritten": rewritten,
+        "single": _single(tensors),
         "prioritized": SUMS in named,
-        "episodic": INDEX in named, "returns": RETURNS in named, **about,
+        "episodic": INDEX in named,
+        "returns": RETURNS in named,
+        **about,
         **{name: None if value is None else value.cpu().numpy().copy() for name, value in heads.items()},
-    }  # fmt: skip
+    }
 
 
 def _single(tensors: Tensors) -> Table | None:
@@ -258,7 +265,7 @@ def _single(tensors: Tensors) -> Table | None:
 
 
 def _head_begin(tensors: Tensors, second: torch.Tensor) -> torch.Tensor:
-    """Where the episode at each row's start began: its second step knows, where the first one may hold its end."""
+    """The beginning of the episode at each row's start: its second step knows it, as the first one may hold its end."""
     step_type, oldest = tensors.by_key("step_type"), tensors.oldest(INDEX)
     assert step_type is not None
     assert oldest is not None

@@ -167,7 +167,7 @@ class _Restoring:
         return made if saved is None else torch.from_numpy(saved.copy()).to(made.device)
 
     def rebuilt(self) -> Rebuilt:
-        """All that the buffer takes."""
+        """Everything that the buffer takes."""
         filled, target = self.filled, self.target
         steps = int(filled.size.sum())
         if steps:
@@ -251,7 +251,7 @@ class _Restoring:
         return named | {DISC_0: found.disc_0} if self.target.returns else named
 
     def _heads(self, pos: torch.Tensor) -> Heads:
-        """Of an episode whose first step is gone ALF wants to know that it began too long ago to be in the ring."""
+        """The heads of rows. An episode whose first step is gone began too long ago for the ring, as ALF has it."""
         begin, oldest = pos - self.target.max_length - 1, pos - self.filled.size
         return Heads(self.kept("head_begin", begin), self.kept("head_value", begin), self.kept("head_disc_0", oldest))
 

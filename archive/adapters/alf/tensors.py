@@ -114,14 +114,14 @@ def path_by_key(paths: Mapping[Path, Any], key: str) -> Path | None:
 
 
 def leaf_of(index: torch.Tensor, capacity: int) -> torch.Tensor:
-    """Where a tree of that capacity keeps its values: from the first power of two that is no less, then around."""
+    """The places of a tree's values, of that capacity: from the first power of two that is no less, then around."""
     leftmost = 1 << max(0, capacity - 1).bit_length()
     leaf = index + leftmost
     return torch.where(leaf >= 2 * capacity, leaf - capacity, leaf)
 
 
 def grown(leaves: torch.Tensor, combine: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """All nodes of a tree over these values, root at 1, each combined of its two children."""
+    """The nodes of a tree over these values, root at 1, each combined of its two children."""
     capacity = len(leaves)
     values = leaves.new_zeros(2 * capacity)
     values[leaf_of(torch.arange(capacity, device=leaves.device), capacity)] = leaves
@@ -134,7 +134,7 @@ def grown(leaves: torch.Tensor, combine: Callable[[torch.Tensor, torch.Tensor], 
 
 @dataclass(frozen=True)
 class Heads:
-    """What ALF says about the episode at the start of each row, whose first steps may be gone: (E,) each."""
+    """The numbers that ALF keeps of the episode at the start of each row, whose first steps may be gone: (E,) each."""
 
     begin: torch.Tensor  # position of its first step
     value: torch.Tensor  # of the index at the row's oldest step
@@ -199,7 +199,7 @@ def _row_slices(ring: torch.Tensor) -> Iterator[slice]:
 
 @dataclass
 class Track:
-    """What is known of a live buffer since its last save or restore, for the next save."""
+    """The knowledge of a live buffer since its last save or restore, for the next save."""
 
     offset: Ints  # of each row: position in the archive less ALF's own, which starts anew when the buffer is cleared
     at: Ints  # position in the archive of each row's next step

@@ -84,7 +84,7 @@ class TensorCells(StorageCells):
 
     @property
     def rows(self) -> int:
-        """How many rows along the first dimension are in use."""
+        """The number of rows along the first dimension that are in use."""
         return int(self.storage._len_along_dim0 or 0)
 
     @property
@@ -101,7 +101,7 @@ class TensorCells(StorageCells):
 
     @property
     def kind(self) -> Any:
-        """What the storage is made of, for the state: how to put fields together again."""
+        """A description of what the storage is made of: it puts fields together again."""
         held, dims = self.storage._storage, 1 + len(self.inner)
         if held is None:
             return "tensordict"
@@ -237,7 +237,7 @@ class TensorCells(StorageCells):
             )
 
     def _index(self, cells: Ints) -> Any:
-        """What picks cells out of [T, B, ...]: a slice where they follow each other."""
+        """An index that picks cells out of [T, B, ...]: a slice where they follow each other."""
         if not self.inner:
             if len(cells) and int(cells[-1]) - int(cells[0]) == len(cells) - 1 and (np.diff(cells) == 1).all():
                 return slice(int(cells[0]), int(cells[-1]) + 1)
@@ -252,7 +252,7 @@ def _tree_leaves(held: Any) -> dict[Path, Any]:
 
 
 def _joined(found: dict[Path, Any], kind: Any, outline: Outline, prefix: Sequence[int], names: Any = None) -> Any:
-    """What a user would have given: a TensorDict, a tensor or a tree of them."""
+    """The storage's own kind of data: a TensorDict, a tensor or a tree of them."""
     about = kind if isinstance(kind, dict) else {}
     if kind == "tensor" or ("items" in about and found.keys() == {ROOT}):
         return found[ROOT]

@@ -285,7 +285,7 @@ def _check_args(args: tuple[Any, ...]) -> None:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """What a saved file says, if it is one."""
+    """The content of a saved file, checked."""
     try:
         with file.open("rb") as opened:
             known = json.loads(opened.read(_MAX_BYTES))

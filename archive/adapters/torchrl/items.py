@@ -34,18 +34,18 @@ def module_tensordict() -> Any:
 
 
 def is_collection(value: Any) -> bool:
-    """Whether it is a TensorDict or a tensorclass, nested non-tensors among them."""
+    """True for a TensorDict or a tensorclass, nested non-tensors among them."""
     return not isinstance(value, type) and bool(module_tensordict().is_tensor_collection(value))
 
 
 def is_non_tensor(value: Any) -> bool:
-    """Whether it is one value, or a stack of values, that are no tensors."""
+    """True for one value, or a stack of values, that are no tensors."""
     td = module_tensordict()
     return isinstance(value, td.NonTensorStack | td.NonTensorData)
 
 
 def is_lazy_stack(value: Any) -> bool:
-    """Whether it is a stack of TensorDicts that stay apart, and may differ in shape and in keys."""
+    """True for a stack of TensorDicts that stay apart, and may differ in shape and in keys."""
     return isinstance(value, module_tensordict().LazyStackedTensorDict)
 
 
@@ -278,7 +278,7 @@ def _tensordicts(
 
 
 def kind_of(kind: Any, leaves: Mapping[Path, Any], number: int | None) -> Any:
-    """What to make of a step: as the state says; of steps saved by another system, a TensorDict."""
+    """The kind of item that a step becomes: as the state says; of steps saved by another system, a TensorDict."""
     if isinstance(kind, dict) and "items" in kind and number is not None:
         found = kind["items"][number]
         return json.loads(found) if isinstance(found, str) else found

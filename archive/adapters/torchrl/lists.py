@@ -20,7 +20,7 @@ from archive.fields import Array, Path, flatten, unflatten
 
 
 class Make:
-    """What an item is made of: its kind as text, and path, dtype and shape of each leaf that is an array."""
+    """The make of an item: its kind as text, and path, dtype and shape of each leaf that is an array."""
 
     def __init__(self, kind: str, arrays: Any) -> None:
         leaves = tuple((path, str(dtype), tuple(shape)) for path, dtype, shape in arrays)
@@ -182,7 +182,7 @@ def _picked(leaf: Any, places: Ints) -> Any:
 
 
 def _tells(leaf: Any, rows: Any) -> bool:
-    """Whether all rows of a field are of the type, dtype and shape of that of the first item."""
+    """True if all rows of a field are of the type, dtype and shape of that of the first item."""
     if isinstance(leaf, torch.Tensor):
         return isinstance(rows, torch.Tensor) and (leaf.dtype, leaf.shape) == (rows.dtype, rows.shape[1:])
     if isinstance(leaf, np.ndarray):

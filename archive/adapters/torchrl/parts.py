@@ -14,9 +14,18 @@ from archive.base import MissingPackageError, StateError, UsageError
 INSTALL = "'torchrl>=0.14' tensordict"
 # of a buffer, to hold it still and take it apart; releases before 0.14 lack some
 NEEDED = (
-    "synchronize", "empty", "_capture_prefetch_state", "_clear_prefetch_queue_locked", "_futures_lock", "_replay_lock",
-    "_write_lock", "_sampler", "_storage", "_writer", "_batch_size",
-)  # fmt: skip
+    "synchronize",
+    "empty",
+    "_capture_prefetch_state",
+    "_clear_prefetch_queue_locked",
+    "_futures_lock",
+    "_replay_lock",
+    "_write_lock",
+    "_sampler",
+    "_storage",
+    "_writer",
+    "_batch_size",
+)
 
 
 def module(name: str = "") -> Any:

@@ -70,7 +70,7 @@ class Placement:
         return Keys(None, END) if state is None else Keys.from_state(state["storage"]["keys"])
 
     def kind(self, step: int) -> Any:
-        """What the storage of a step's source rank was made of."""
+        """The kind of the storage of a step's source rank."""
         state = self.by_rank.get(int(self.layout.source_rank[self.unit[step]]))
         return "tensordict" if state is None else state["storage"]["kind"]
 

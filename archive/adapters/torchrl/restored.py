@@ -36,8 +36,8 @@ def restore(parts: Parts, cells: Cells, placed: Placement) -> Report:
 
 
 def _empty(parts: Parts) -> None:
-    """By `rb.empty()`, as kinds of buffer have more to forget;
-    also where the writer is one of data that does not change."""
+    """Empty the buffer by `rb.empty()`, as kinds of buffer have more to forget; also where the writer is one of data
+    that does not change."""
     for sampler in parts.samplers.values():
         sampler._empty()
     if isinstance(parts.writer, module("writers").ImmutableDatasetWriter):
@@ -149,7 +149,7 @@ def _renumber(cells: Cells, placed: Placement) -> Ints:
 
 
 def _tracker(cells: Cells, placed: Placement) -> Tracker:
-    """What a writer that goes on from the share knows already."""
+    """A tracker for the writer that goes on from the share."""
     layout, where = placed.layout, placed.cells
     tracker = Tracker(placed.rows * placed.width)
     env, position, length = (np.asarray(c, np.int64) for c in (layout.env_id, layout.position, layout.length))

@@ -26,7 +26,7 @@ USED, UNKNOWN = -1, -2  # no place in the remaining permutation: drawn already; 
 
 
 def saved_samplers(parts: Parts) -> dict[str, Other]:
-    """Each sampler of a buffer, by the name that its state has, as what is saved of it."""
+    """The samplers of a buffer, by the names that their states have, as what is saved of them."""
     theirs = module("samplers")
     kinds: tuple[tuple[Any, type[Other]], ...] = (
         (theirs.PrioritizedSampler, Prioritized),
@@ -54,7 +54,7 @@ class Other:
         return {}
 
     def state(self) -> dict[str, Any]:
-        """What it knows beside the columns."""
+        """The sampler's state beside the columns."""
         return {"class": type(self.sampler).__name__, "dict": state_dict_of(self.sampler, "sampler")}
 
     def restore(self, placed: Placement) -> list[str]:
@@ -187,7 +187,7 @@ class Once(Other):
         return []
 
     def _renumbered(self, cells: Ints) -> Ints:
-        """What the sampler calls these cells."""
+        """The sampler's own numbers of these cells."""
         self.sampler.len_storage = len(self.parts.storage)
         return cells
 
@@ -276,7 +276,7 @@ def writer_columns(parts: Parts, live: Ints) -> dict[str, Any]:
 
 
 def writer_state(parts: Parts) -> dict[str, Any]:
-    """What the writer knows beside the columns."""
+    """The state of the writer beside the columns."""
     writer = parts.writer
     out: dict[str, Any] = {"class": type(writer).__name__}
     if not (parts.round_robin or parts.max_value):
@@ -347,7 +347,7 @@ def _ranked(writer: Any, cells: Cells, placed: Ints) -> list[tuple[float, int]]:
 
 
 def rest_of(parts: Parts, queue: Sequence[Any]) -> dict[str, Any]:
-    """All of that, for the state.  queue: the batches that are ready."""
+    """The state of all that.  queue: the batches that are ready."""
     rb = parts.rb
     return {
         "rng": None if rb._rng is None else {"device": str(rb._rng.device), "state": rb._rng.get_state()},

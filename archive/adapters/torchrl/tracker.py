@@ -33,7 +33,7 @@ SPLIT = "another kind of item"  # why an episode ended, though its trajectory go
 
 @dataclass(frozen=True)
 class Keys:
-    """Which fields tell trajectories apart. Without either, steps are independent of each other."""
+    """The fields that tell trajectories apart. Without either, steps are independent of each other."""
 
     traj: Path | None = None
     end: Path | None = None
@@ -94,7 +94,7 @@ class Marks:
 
 
 def marks_of(cells: Cells, keys: Keys, order: Ints, *, wrapped: bool) -> Marks:
-    """Where trajectories begin and end.  order: rows, oldest first.  wrapped: what came before them was overwritten."""
+    """The ends of trajectories.  order: rows, oldest first.  wrapped: what came before them was overwritten."""
     columns, count = cells.columns, cells.rows * cells.columns
     grid = order[:, None] * columns + np.arange(columns)
     previous = np.full(count, -1, np.int64)
@@ -138,7 +138,7 @@ _OF_NO_STEP = {
 
 
 class Tracker:
-    """Where the step of each cell stands in the archive, for one buffer of one writer; position NONE: it is not there.
+    """The place of each cell's step in the archive, for one buffer of one writer; position NONE: it is not there.
 
     It is attached to a storage, which notifies it of each write.
     closed: ended by a restore, though the step in the archive does not say so.  renumbered: its trajectory has another
@@ -266,7 +266,7 @@ def _attach(storage: Any, *new: Tracker) -> None:
 
 
 def evict_unknown(inner: Buffer, tracker: Tracker) -> None:
-    """What is live in the writer and has no cell has left the buffer."""
+    """Evict what is live in the writer and has no cell."""
     runs, _ = inner.live_runs()
     kept = tracker.position != NONE
     known = Steps(tracker.env[kept], tracker.position[kept], tracker.position[kept] + 1)
@@ -281,7 +281,7 @@ def evict_unknown(inner: Buffer, tracker: Tracker) -> None:
 
 @dataclass(frozen=True)
 class Appended:
-    """What the archive has of one storage: which cell stands where in the order of live steps."""
+    """The archive's view of one storage: which cell stands where in the order of live steps."""
 
     parts: Parts
     cells: Cells
@@ -309,7 +309,7 @@ class Appended:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What else there is to say of the storage."""
+        """The storage's state beside the columns."""
         cells, storage = self.cells, self.parts.storage
         cursor = storage._last_cursor_index
         return {
@@ -402,10 +402,16 @@ class _Appending:
                     "the buffer's items have no fields, so there is nothing to save; give them one, such as a number"
                 )
             self.inner.append(
-                steps, env_ids=env, first=first, last=last, terminated=self.marks.terminated[chosen],
-                truncated=self.marks.truncated[chosen], positions=positions, owned=True,
+                steps,
+                env_ids=env,
+                first=first,
+                last=last,
+                terminated=self.marks.terminated[chosen],
+                truncated=self.marks.truncated[chosen],
+                positions=positions,
+                owned=True,
                 declared=replace(known, json=tuple(dict.fromkeys((*known.json, *cells.json_fields(chosen))))),
-            )  # fmt: skip
+            )
             tracker.env[chosen], tracker.position[chosen] = env, positions
             if cells.listed:
                 tracker.signatures[chosen] = cells.signatures(chosen)
@@ -423,7 +429,7 @@ class _Appending:
                 yield from np.split(chosen, run_starts(signature)[1:])
 
     def _ends(self, chosen: Ints, heads: Mask) -> tuple[Mask, Mask, Mask]:
-        """Of a slab: which steps begin an episode, which end one, before which some are missing."""
+        """The steps of a slab that begin an episode, that end one, and before which some are missing."""
         if self.keys.unit == "step":
             return heads, np.append(heads[1:], True), np.zeros(len(heads), bool)
         marks, tracker = self.marks, self.tracker
