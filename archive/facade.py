@@ -332,9 +332,15 @@ class Archive:
         return tags.Tags(self.storage, self.head)[name]
 
     def forget(
-        self, keep: Keep | None = None, episodes: str | None = None, where: Any = None, ids: Any = None,
-        run: str | None = None, redact: bool = False, dry_run: bool = True,
-    ) -> ForgetPlan:  # fmt: skip
+        self,
+        keep: Keep | None = None,
+        episodes: str | None = None,
+        where: Any = None,
+        ids: Any = None,
+        run: str | None = None,
+        redact: bool = False,
+        dry_run: bool = True,
+    ) -> ForgetPlan:
         """Plan to expire checkpoints and episodes; `.commit()` on the plan, or dry_run=False, does it.
 
         keep: retention of checkpoints (each run by itself); None: all stay.  episodes: "unreferenced": those go that no
@@ -446,9 +452,14 @@ class Archive:
         return self
 
     def prune(
-        self, older_than: str | timedelta = "24h", dry_run: bool = True, *, force: bool = False,
-        per_second: float | None = None, progress: Progress | None = None,
-    ) -> PrunePlan:  # fmt: skip
+        self,
+        older_than: str | timedelta = "24h",
+        dry_run: bool = True,
+        *,
+        force: bool = False,
+        per_second: float | None = None,
+        progress: Progress | None = None,
+    ) -> PrunePlan:
         """Plan a garbage collection: deleting unneeded objects. `.commit()` on the plan, or dry_run=False, does it.
 
         Objects go that were forgotten, or that crashes have left behind, if that is older than `older_than`, by the

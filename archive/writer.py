@@ -79,9 +79,15 @@ class Writer(Buffer):
         self._committed: deque[Sequence[Work]] = deque()  # by the saver's thread; not noted yet
         self._journal: Journal | None = None
         super().__init__(
-            MAIN_BUFFER, place, schema, self._pipeline.memory, ids, changes, self._say_later,
+            MAIN_BUFFER,
+            place,
+            schema,
+            self._pipeline.memory,
+            ids,
+            changes,
+            self._say_later,
             journaled=journal_s is not None,
-        )  # fmt: skip
+        )
         self._buffers: dict[str, Buffer] = {MAIN_BUFFER: self}
         holders = dict if resume is None else resume.holders
         self._ledgers = Ledgers(changes, storage, log, place, ids, holders, self._record_of, self._settle_episodes)
@@ -373,9 +379,15 @@ class Writer(Buffer):
     def _buffer(self, name: str) -> Buffer:
         if name not in self._buffers:
             made = Buffer(
-                name, self._place, self._schema, self._pipeline.memory, self._ids, self._changes, self._say_later,
+                name,
+                self._place,
+                self._schema,
+                self._pipeline.memory,
+                self._ids,
+                self._changes,
+                self._say_later,
                 journaled=self._journal is not None,
-            )  # fmt: skip
+            )
             made._step_weights = self._step_weights
             self._buffers[name] = made
         return self._buffers[name]

@@ -214,9 +214,14 @@ class Plan:
     def _body(self) -> dict[str, Any]:
         """The document, which is the same whenever the plan is made."""
         text = _PlanText(
-            self.checkpoint.number, self.checkpoint.commit.digest, self.world_size, self.is_identity, self.placements,
-            conditions=self.conditions, origin=self.origin,
-        )  # fmt: skip
+            self.checkpoint.number,
+            self.checkpoint.commit.digest,
+            self.world_size,
+            self.is_identity,
+            self.placements,
+            conditions=self.conditions,
+            origin=self.origin,
+        )
         return {"format": FORMAT, **text.to_json()}
 
     @classmethod

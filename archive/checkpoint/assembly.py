@@ -58,9 +58,13 @@ class Joint:
 
 
 def change_of(
-    joint: Joint, parts: Sequence[Part], requires: Sequence[Requirement], *, partial: bool = False,
+    joint: Joint,
+    parts: Sequence[Part],
+    requires: Sequence[Requirement],
+    *,
+    partial: bool = False,
     recovered: Recovered | None = None,
-) -> Change:  # fmt: skip
+) -> Change:
     """The change that commits a checkpoint of what these ranks staged, or what was staged on their behalf."""
     place = joint.place
 
@@ -159,12 +163,18 @@ def _row(made: CheckpointRecord, place: Place) -> pa.Table:
     return tables.from_columns(
         "checkpoints",
         {
-            "commit": np.zeros(1, np.int64), "run": place.run, "session": place.session, "name": [made.name],
-            "step": [made.step], "world_size": place.world_size, "whole": [made.whole],
-            "replay_saved": [made.replay_saved], "metrics": [jsontree.dumps(dict(made.metrics), where="metrics")],
+            "commit": np.zeros(1, np.int64),
+            "run": place.run,
+            "session": place.session,
+            "name": [made.name],
+            "step": [made.step],
+            "world_size": place.world_size,
+            "whole": [made.whole],
+            "replay_saved": [made.replay_saved],
+            "metrics": [jsontree.dumps(dict(made.metrics), where="metrics")],
             "created_at": [datetime.now(UTC)],
         },
-    )  # fmt: skip
+    )
 
 
 def _run_entry(
@@ -192,9 +202,15 @@ STEP_IN_S = 1.0  # the extra wait of each higher rank before it completes a chec
 
 
 def join(
-    log: CommitLog, joint: Joint, staged: dict[int, Part], *, timeout_s: float,
-    given_up: Callable[[], bool], ending: Callable[[float], bool], absent: Callable[[Sequence[int], float], None],
-) -> Commit:  # fmt: skip
+    log: CommitLog,
+    joint: Joint,
+    staged: dict[int, Part],
+    *,
+    timeout_s: float,
+    given_up: Callable[[], bool],
+    ending: Callable[[float], bool],
+    absent: Callable[[Sequence[int], float], None],
+) -> Commit:
     """The commit of this checkpoint, once all ranks have staged it. `given_up` ends the wait early.
 
     staged: the parts that are known, this rank's own for one; others that are found are added.

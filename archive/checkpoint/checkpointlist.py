@@ -217,11 +217,16 @@ class Run:
         """The facts about it, for people and as JSON. Reads no checkpoint and no data."""
         newest, origin, found = self._latest, self.forked_from, self.episodes.table
         return {
-            "run": self.name, "newest_checkpoint": newest and newest.name, "step": newest and newest.step,
-            "commit": newest and newest.commit, "checkpoints": len(self.checkpoints), "episodes": found.num_rows,
-            "steps": int(found["length"].to_numpy().sum()), "sessions": len(self.sessions),
+            "run": self.name,
+            "newest_checkpoint": newest and newest.name,
+            "step": newest and newest.step,
+            "commit": newest and newest.commit,
+            "checkpoints": len(self.checkpoints),
+            "episodes": found.num_rows,
+            "steps": int(found["length"].to_numpy().sum()),
+            "sessions": len(self.sessions),
             "forked_from": origin and f"{origin['name']} of {origin['run']}",
-        }  # fmt: skip
+        }
 
     def plot(self, ax: Any = None, label: str | None = None) -> Any:
         """Plot its episodes as `episodes.plot` does, labelled with its name."""

@@ -85,9 +85,13 @@ def take_over(
     place = {number: i for i, number in enumerate(distinct)}
     episode = np.array([place[int(n)] for n in numbers], np.int64)
     return BufferResume(
-        ordered(live_steps(env, position, pieces.length, episode, codes, starts)), known, streams, next_positions,
-        {e: at[name] for e, name in opened.items()}, [at[name] for name in to_close],
-    )  # fmt: skip
+        ordered(live_steps(env, position, pieces.length, episode, codes, starts)),
+        known,
+        streams,
+        next_positions,
+        {e: at[name] for e, name in opened.items()},
+        [at[name] for name in to_close],
+    )
 
 
 def _numbers_of(index: EpisodeIndex, ids: list[str]) -> list[int]:

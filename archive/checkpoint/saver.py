@@ -27,10 +27,15 @@ class Saver:
     """The saver of one writer's checkpoints, one after the other. `committed` is called with each."""
 
     def __init__(
-        self, storage: Storage, log: CommitLog, place: Place, wait: Callable[[Sequence[Work]], list[Written]],
-        committed: Callable[..., None], resumed_from: int | None = None,
+        self,
+        storage: Storage,
+        log: CommitLog,
+        place: Place,
+        wait: Callable[[Sequence[Work]], list[Written]],
+        committed: Callable[..., None],
+        resumed_from: int | None = None,
         then: Callable[[Commit], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """then: called by one rank, in the background, with each whole checkpoint."""
         self._storage = storage
         self._log = log
@@ -66,9 +71,14 @@ class Saver:
         return Request(index, _json(unconsumed, "unconsumed"), str(Path.cwd()))
 
     def start(
-        self, request: Request, cuts: Sequence[Cut], works: Sequence[Work], timeout_s: float,
-        on_progress: Progress | None, losses: Sequence[Losses],
-    ) -> Pending:  # fmt: skip
+        self,
+        request: Request,
+        cuts: Sequence[Cut],
+        works: Sequence[Work],
+        timeout_s: float,
+        on_progress: Progress | None,
+        losses: Sequence[Losses],
+    ) -> Pending:
         """Save in the background. `works`: all that is not committed; it is in the pipeline already."""
         pending = Pending(self, request, timeout_s, on_progress or on_terminal(self._place.rank))
         pending.works, pending.in_shutdown = works, shutdown.process.announced
@@ -113,9 +123,14 @@ class Saver:
     def _save(self, pending: Pending, cuts: Sequence[Cut], timeout_s: float) -> Checkpoint:
         place, request = self._place, pending.request.part
         with operation(
-            "checkpoint", run=place.run, session=place.session, rank=place.rank, world_size=place.world_size,
-            name=request.name, step=request.step,
-        ) as done:  # fmt: skip
+            "checkpoint",
+            run=place.run,
+            session=place.session,
+            rank=place.rank,
+            world_size=place.world_size,
+            name=request.name,
+            step=request.step,
+        ) as done:
             nbytes = self._stage(pending, cuts)
             done.note(bytes=nbytes)
             pending.tell("joining")
@@ -124,9 +139,15 @@ class Saver:
         add("archive.written", nbytes, operation="checkpoint")
         logger.info(
             "checkpoint %r of run %r, step %d, is commit %d: rank %d of %d wrote %s of new steps, %.1f s",
-            request.name, place.run, request.step, checkpoint.number, place.rank, place.world_size, size(nbytes),
+            request.name,
+            place.run,
+            request.step,
+            checkpoint.number,
+            place.rank,
+            place.world_size,
+            size(nbytes),
             done.seconds,
-        )  # fmt: skip
+        )
         return checkpoint
 
     def _stage(self, pending: Pending, cuts: Sequence[Cut]) -> int:
@@ -152,9 +173,14 @@ class Saver:
             else:
                 part = shutdown.LAST_PART if pending.in_shutdown else shutdown.EARLIER_PART
                 made = join(
-                    self._log, joint, pending.staged, timeout_s=timeout_s, given_up=pending.attempt.hurry.is_set,
-                    ending=lambda grace_s: shutdown.process.passed(part, grace_s), absent=pending.waits_for,
-                )  # fmt: skip
+                    self._log,
+                    joint,
+                    pending.staged,
+                    timeout_s=timeout_s,
+                    given_up=pending.attempt.hurry.is_set,
+                    ending=lambda grace_s: shutdown.process.passed(part, grace_s),
+                    absent=pending.waits_for,
+                )
         if request.replay_saved:
             for losses, counts in pending.losses:
                 losses.reported(counts)

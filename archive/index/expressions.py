@@ -32,9 +32,15 @@ _NEGATIONS = ("not ", "!=", "<>", "invert(")
 _CONSTANTS: dict[str, Any] = {"true": True, "false": False, "null": None, "none": None}
 _ALIASES = {"update_count": "update_count_max", "id": "episode_id", "steps": "length"}
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
-    "=": operator.eq, "==": operator.eq, "!=": operator.ne, "<>": operator.ne, "<": operator.lt, "<=": operator.le,
-    ">": operator.gt, ">=": operator.ge,
-}  # fmt: skip
+    "=": operator.eq,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<>": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 
 
 class _Operand(NamedTuple):

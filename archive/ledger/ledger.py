@@ -91,9 +91,13 @@ class Ledger(LedgerQueries):
         self._tell(STARTED, lambda prompts: prompts.move(names, sibling, STARTED, RUNNING), sibling)
 
     def seal(
-        self, key: Key | Iterable[Key], sibling: int = 0, episode_id: str | Sequence[str] = (),
-        model_weights_uuid: Any = None, update_count: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        key: Key | Iterable[Key],
+        sibling: int = 0,
+        episode_id: str | Sequence[str] = (),
+        model_weights_uuid: Any = None,
+        update_count: int | None = None,
+    ) -> None:
         """Record that a rollout of this prompt is finished, as this episode (one for each of several prompts).
 
         The episode must have been added to this writer before, or be one that it took over, so that both become
@@ -108,9 +112,13 @@ class Ledger(LedgerQueries):
         uuid = None if model_weights_uuid is None else check_text(str(model_weights_uuid), "model_weights_uuid")
         update = None if update_count is None else index(update_count)
         self._tell(
-            SEALED, lambda prompts: prompts.move(names, sibling, SEALED, DONE, given), sibling,
-            dict(zip(names, given, strict=True)), model_weights_uuid=uuid, update_count=update,
-        )  # fmt: skip
+            SEALED,
+            lambda prompts: prompts.move(names, sibling, SEALED, DONE, given),
+            sibling,
+            dict(zip(names, given, strict=True)),
+            model_weights_uuid=uuid,
+            update_count=update,
+        )
 
     def reopen(self, keys: Key | Iterable[Key], sibling: int = 0) -> None:
         """Record that a sealed rollout of these prompts is made again: it expired, or another episode replaces it. It
@@ -165,9 +173,14 @@ class Ledger(LedgerQueries):
     # -- records -------------------------------------------------------------------------------------------------------
 
     def _tell(
-        self, state: str, change: Callable[[Prompts], Changed], sibling: int = WHOLE_KEY,
-        episodes: Mapping[Key, str] | None = None, cursor: str | None = None, **columns: Any,
-    ) -> None:  # fmt: skip
+        self,
+        state: str,
+        change: Callable[[Prompts], Changed],
+        sibling: int = WHOLE_KEY,
+        episodes: Mapping[Key, str] | None = None,
+        cursor: str | None = None,
+        **columns: Any,
+    ) -> None:
         """Apply a change to keys, and note its records: all or nothing."""
         with self._of.changes.entered(), self._of.changes(wait=True):
             made = {key: self._of.record(episode) for key, episode in (episodes or {}).items()}

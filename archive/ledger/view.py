@@ -219,9 +219,14 @@ class LedgerView(LedgerQueries):
     from there repeats. Tables are read once, at the first use."""
 
     def __init__(
-        self, storage: Storage, commit: Commit, name: str, session: str, own: Sequences | None = None,
+        self,
+        storage: Storage,
+        commit: Commit,
+        name: str,
+        session: str,
+        own: Sequences | None = None,
         trained: Sequences | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """session: the one whose view this is; own: its own rows below these numbers; None: all. trained: the same for
         rows "trained", where its weights know of fewer."""
         self.name = name

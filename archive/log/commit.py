@@ -164,9 +164,15 @@ def recent(commit: Commit) -> tuple[str, ...]:
 def completed(draft: Commit, parent: Commit, archive_id: str, transaction: str) -> Commit:
     """The draft as the commit after `parent`, with the keys that every commit has."""
     return replace(
-        draft, number=parent.number + 1, archive=archive_id, parent=parent.digest or None, transaction=transaction,
-        nonce=uuid.uuid4().hex, created_at=datetime.now(UTC), recent=recent(parent) if parent.number else None,
-    )  # fmt: skip
+        draft,
+        number=parent.number + 1,
+        archive=archive_id,
+        parent=parent.digest or None,
+        transaction=transaction,
+        nonce=uuid.uuid4().hex,
+        created_at=datetime.now(UTC),
+        recent=recent(parent) if parent.number else None,
+    )
 
 
 def dumps(commit: Commit) -> bytes:

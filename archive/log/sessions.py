@@ -139,11 +139,17 @@ def named_session(run: str) -> str | None:
 
 
 def open_session(
-    log: CommitLog, who: Place, seen: int, keep: KeepRule | None = None, origin: Origin | None = None,
-    forked_from: ForkedFrom | None = None, *, journal: bool = False,
+    log: CommitLog,
+    who: Place,
+    seen: int,
+    keep: KeepRule | None = None,
+    origin: Origin | None = None,
+    forked_from: ForkedFrom | None = None,
+    *,
+    journal: bool = False,
     check: Callable[[Commit], None] = lambda head: None,
     take_over: Callable[[], None] = lambda: None,
-) -> None:  # fmt: skip
+) -> None:
     """Open a session and claim its rank: one writer per session and rank, and the newest session of its run.
 
     seen: the newest commit that was known at the decision.  keep: retention of checkpoints, for the run from
@@ -198,9 +204,14 @@ def _keeps_journal(head: Commit, who: Place) -> bool:
 
 
 def _say(
-    log: CommitLog, what: str, who: Place, entry_of: Callable[[Commit], RunEntry], origin: Origin | None,
-    journal: bool, requirement: Requirement,
-) -> None:  # fmt: skip
+    log: CommitLog,
+    what: str,
+    who: Place,
+    entry_of: Callable[[Commit], RunEntry],
+    origin: Origin | None,
+    journal: bool,
+    requirement: Requirement,
+) -> None:
     """Commit the run's entry, with the session's origin, and an empty journal if it keeps one."""
 
     def adds(parent: Commit, attempt: Attempt) -> Addition:
@@ -242,9 +253,14 @@ def _opened(who: Place, keep: KeepRule | None, forked_from: ForkedFrom | None, p
     else:
         known = before.sessions[-REMEMBERED_SESSIONS:]
         entry = replace(
-            before, session=who.session, superseded=known, sequences={}, resumed_from=None, journal=None,
+            before,
+            session=who.session,
+            superseded=known,
+            sequences={},
+            resumed_from=None,
+            journal=None,
             stands_for=None,
-        )  # fmt: skip
+        )
     return replace(
         entry, opened=parent.number + 1, keep=keep or entry.keep, forked_from=forked_from or entry.forked_from
     )

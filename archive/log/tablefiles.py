@@ -29,10 +29,15 @@ def write(storage: Storage, session: str, kind: str, table: pa.Table) -> FileRef
     storage.put(key, data)
     least, most = _bounds(table, "commit")
     return FileRef(
-        key, len(data), checksum(data), table.num_rows, None if least is None or most is None else (least, most),
-        _bounds(table, "update_count_min")[0], _bounds(table, "update_count_max")[1],
+        key,
+        len(data),
+        checksum(data),
+        table.num_rows,
+        None if least is None or most is None else (least, most),
+        _bounds(table, "update_count_min")[0],
+        _bounds(table, "update_count_max")[1],
         int(table["length"].to_numpy().sum()) if kind == "segments" else None,
-    )  # fmt: skip
+    )
 
 
 def _bounds(table: pa.Table, column: str) -> tuple[int | None, int | None]:

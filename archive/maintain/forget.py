@@ -266,9 +266,14 @@ def _restored(number: int, parent: Commit, attempt: Attempt) -> Addition:
         raise NotFoundError(f"commit {number} is not in the archive at {storage.url}") from e
     runs = {run: _fenced(entry, parent.runs.get(run), parent.number + 1) for run, entry in then.runs.items()}
     says = {
-        "runs": runs, "run_files": None, "undoes": number, "let_go": parent.number + 1, "branches": then.branches,
-        "bases": {**parent.bases, **then.bases}, **{kind: getattr(then, kind) for kind in _ROWS},
-    }  # fmt: skip
+        "runs": runs,
+        "run_files": None,
+        "undoes": number,
+        "let_go": parent.number + 1,
+        "branches": then.branches,
+        "bases": {**parent.bases, **then.bases},
+        **{kind: getattr(then, kind) for kind in _ROWS},
+    }
     return _brought_back(storage, parent, says, _since(storage, parent, number), f"commit {number} cannot be restored")
 
 
@@ -277,9 +282,15 @@ def _fenced(entry: RunEntry, now: RunEntry | None, number: int) -> RunEntry:
     known = dict.fromkeys([*entry.sessions, *(now.sessions if now else ())])
     superseded = tuple(known)[-sessions.REMEMBERED_SESSIONS :]
     return replace(
-        entry, session=new_session(), opened=number, superseded=superseded, sequences={}, resumed_from=None,
-        journal=None, stands_for=entry.stands_for or entry.session,
-    )  # fmt: skip
+        entry,
+        session=new_session(),
+        opened=number,
+        superseded=superseded,
+        sequences={},
+        resumed_from=None,
+        journal=None,
+        stands_for=entry.stands_for or entry.session,
+    )
 
 
 # -- both --------------------------------------------------------------------------------------------------------------

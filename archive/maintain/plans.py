@@ -209,9 +209,13 @@ class ForgetPlan(UpkeepPlan):
         ]
         redacted = {} if self.redacted is None else {"redacted": asdict(self.redacted)}
         return {
-            **_some(self, "url", "as_of", "asked"), "commit": _number(self.made), **redacted, "goes": goes,
-            "checkpoints": checkpoints, "episodes": episodes,
-        }  # fmt: skip
+            **_some(self, "url", "as_of", "asked"),
+            "commit": _number(self.made),
+            **redacted,
+            "goes": goes,
+            "checkpoints": checkpoints,
+            "episodes": episodes,
+        }
 
     @property
     def about(self) -> dict[str, Any]:
@@ -351,11 +355,15 @@ class PrunePlan(UpkeepPlan):
     def about(self) -> dict[str, Any]:
         """A summary of what goes, for people."""
         return {
-            "prune": self.url, "as of commit": self.as_of, "older than": written(self.older_than_s),
+            "prune": self.url,
+            "as of commit": self.as_of,
+            "older than": written(self.older_than_s),
             "by the store's clock": f"{self.clock:%Y-%m-%d %H:%M:%S} UTC",
-            "objects that go": f"{self.objects}, {size(self.bytes)}", "done by commit": _number(self.made),
-            "deleted": self.deleted or None, "still there": len(self.errors) or None,
-        }  # fmt: skip
+            "objects that go": f"{self.objects}, {size(self.bytes)}",
+            "done by commit": _number(self.made),
+            "deleted": self.deleted or None,
+            "still there": len(self.errors) or None,
+        }
 
     @property
     def tables(self) -> list[Table]:

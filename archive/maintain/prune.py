@@ -78,10 +78,15 @@ def plan(log: CommitLog, older_than_s: float, shown: Shown, *, force: bool = Fal
         return _carry_out(log, garbage, plan, shown, per_second, progress)
 
     return PrunePlan(
-        url=log.storage.url, as_of=head.number, older_than_s=older_than_s, clock=garbage.clock,
-        versioned=log.storage.versioned(), going=tuple(one for one in fates if one.reason is not None),
-        groups=grouped(fates), _carry=carry,
-    )  # fmt: skip
+        url=log.storage.url,
+        as_of=head.number,
+        older_than_s=older_than_s,
+        clock=garbage.clock,
+        versioned=log.storage.versioned(),
+        going=tuple(one for one in fates if one.reason is not None),
+        groups=grouped(fates),
+        _carry=carry,
+    )
 
 
 # -- garbage -----------------------------------------------------------------------------------------------------------
@@ -195,9 +200,13 @@ class _NothingToListError(Exception):
 
 
 def _carry_out(
-    log: CommitLog, garbage: Garbage, planned: PrunePlan, shown: Shown, per_second: float | None,
+    log: CommitLog,
+    garbage: Garbage,
+    planned: PrunePlan,
+    shown: Shown,
+    per_second: float | None,
     progress: Progress | None,
-) -> PrunePlan:  # fmt: skip
+) -> PrunePlan:
     """Commit the list of what of the plan still goes, and delete it."""
     storage, session, wanted = log.storage, new_session(), {one.key for one in planned.going}
     going: list[ObjectFate] = []

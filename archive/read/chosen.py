@@ -30,9 +30,13 @@ class Chosen:
     """An ordered selection of episodes. For a checkpoint, limited to its live steps."""
 
     def __init__(
-        self, reader: Reader, index: EpisodeIndex, chosen: Ints | None = None, live: Spans | None = None,
+        self,
+        reader: Reader,
+        index: EpisodeIndex,
+        chosen: Ints | None = None,
+        live: Spans | None = None,
         attributes: Attributes | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.reader = reader
         self.episode_index = index
         self._live = live

@@ -56,15 +56,24 @@ class Bounds:
         lo, hi, base = (np.repeat(x, counts) for x in (lo, hi, np.cumsum(hi - lo) - (hi - lo) - lo))
         whole = (stop == self.lengths[number]) & self.ended[number] & (stop <= hi)
         return Rows(
-            step + base, np.maximum(begin, lo) + base, np.minimum(stop, hi) + base, whole,
-            self.terminated[number], self.truncated[number],
-        )  # fmt: skip
+            step + base,
+            np.maximum(begin, lo) + base,
+            np.minimum(stop, hi) + base,
+            whole,
+            self.terminated[number],
+            self.truncated[number],
+        )
 
 
 def read(
-    episodes: Chosen, numbers: Ints, starts: Ints, stops: Ints, selection: Selection, derive: Sequence[Derivation],
+    episodes: Chosen,
+    numbers: Ints,
+    starts: Ints,
+    stops: Ints,
+    selection: Selection,
+    derive: Sequence[Derivation],
     bounds: Bounds | None = None,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """Steps [starts, stops) of episodes, with derived fields; fetched together, each chunk once."""
     whole = episodes.pick(numbers).spans()
     if not derive:

@@ -281,9 +281,13 @@ class Episode:
         return pages.episode(self, self.alone(), fields, tokenizer, max_bytes)
 
     def watch(
-        self, fields: Any = None, height: int = 640, *, tokenizer: Any = None,
+        self,
+        fields: Any = None,
+        height: int = 640,
+        *,
+        tokenizer: Any = None,
         max_bytes: int | None = MAX_PAGE_BYTES,
-    ) -> notebook.Framed:  # fmt: skip
+    ) -> notebook.Framed:
         """The page of `to_html` within a notebook's cell, `height` pixels high."""
         from archive.view import notebook
 

@@ -108,9 +108,15 @@ class Gather:
     """
 
     def __init__(
-        self, episodes: Episodes, fields: Any = None, *, missing: Any = "error", cache_bytes: int = 2**30,
-        disk_cache: Any = None, max_ahead_bytes: int = 2**26,
-    ) -> None:  # fmt: skip
+        self,
+        episodes: Episodes,
+        fields: Any = None,
+        *,
+        missing: Any = "error",
+        cache_bytes: int = 2**30,
+        disk_cache: Any = None,
+        max_ahead_bytes: int = 2**26,
+    ) -> None:
         if cache_bytes < 0 or max_ahead_bytes < 1:
             raise UsageError(
                 f"cache_bytes={cache_bytes} must be 0 or more, and max_ahead_bytes={max_ahead_bytes} above 0"

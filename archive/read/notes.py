@@ -262,9 +262,13 @@ def _to_drop(late: pa.Table, name: str) -> pa.Table:
 
 
 def map_all(
-    episodes: Chosen, streamed: Iterable[tuple[Any, dict[str, Any]]], fn: Callable[..., Mapping[Any, Any]],
-    adds: Sequence[Any] | None, provenance: Any, by: str | None,
-) -> None:  # fmt: skip
+    episodes: Chosen,
+    streamed: Iterable[tuple[Any, dict[str, Any]]],
+    fn: Callable[..., Mapping[Any, Any]],
+    adds: Sequence[Any] | None,
+    provenance: Any,
+    by: str | None,
+) -> None:
     """Add derived columns that a function makes of each episode's steps, as they are streamed; one commit ends it."""
     later = episodes.episode_index.snapshot.later
     log = _log_of(later)

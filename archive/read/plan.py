@@ -180,9 +180,13 @@ class FieldPlan:
 
 
 def _field(
-    specs: Mapping[int, FieldSpec], telling: Sequence[FieldSpec], segments: Segments, selection: Selection,
-    *, lacking: bool,
-) -> FieldPlan:  # fmt: skip
+    specs: Mapping[int, FieldSpec],
+    telling: Sequence[FieldSpec],
+    segments: Segments,
+    selection: Selection,
+    *,
+    lacking: bool,
+) -> FieldPlan:
     """The plan of a field. specs: by the number of the segments' schema; telling: those that decide its kind; lacking:
     some of its steps may be of other segments."""
     spec, first = _agreed(telling), next(iter(specs.values()))
@@ -281,9 +285,14 @@ def _alike(view: Shown, selection: Selection) -> list[tuple[Ints, list[int]]]:
 
 
 def _group(
-    spans: Spans, view: Shown, episodes: Ints, codes: list[int], absent: list[str | Path], selection: Selection,
+    spans: Spans,
+    view: Shown,
+    episodes: Ints,
+    codes: list[int],
+    absent: list[str | Path],
+    selection: Selection,
     segments: Segments,
-) -> EpisodeGroup:  # fmt: skip
+) -> EpisodeGroup:
     seen = _by_path({code: view.schemas[code] for code in codes}, selection)
     late = [path for path in seen if any(path in view.late[code] for code in codes)]
     segment = segments.places(spans.rows)

@@ -162,9 +162,13 @@ class Reader:
         return shown(spans, self.segments(spans.rows))
 
     def _read(
-        self, requests: Sequence[Request], build: Build, tails: LastChunks | None = None,
-        into: Destination | None = None, segments: Segments | None = None,
-    ) -> list[list[dict[str, Any]]]:  # fmt: skip
+        self,
+        requests: Sequence[Request],
+        build: Build,
+        tails: LastChunks | None = None,
+        into: Destination | None = None,
+        segments: Segments | None = None,
+    ) -> list[list[dict[str, Any]]]:
         if segments is None:
             segments = self.segments(np.concatenate([spans.rows for spans, _ in requests]))
         groups = [plan(spans, selection, segments) for spans, selection in requests]

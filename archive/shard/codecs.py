@@ -27,9 +27,15 @@ SMALL_BYTES = 1 << 26  # of what is no bomb in any case
 KEYS = {"name": "default", "configuration": {"separator": "/"}}  # names of chunks, as a zarr.json has them
 TEXTS = "string"
 DTYPES = {  # by their names in a zarr.json
-    "bool", "float16", "float32", "float64", "complex64", "complex128", TEXTS,
+    "bool",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+    TEXTS,
     *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
-}  # fmt: skip
+}
 _importing = threading.Lock()
 _LEVELS = {"zstd": range(-(1 << 17), 23), "gzip": range(10)}
 _GZIP_WINDOW = zlib.MAX_WBITS | 16

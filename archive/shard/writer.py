@@ -46,8 +46,12 @@ class ShardWriter:
     """Encodes shards and writes them, in one layout and compression. Safe for several threads."""
 
     def __init__(
-        self, storage: Storage, archive_layout: str, compression: str | None = "zstd:1", chunk_bytes: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        storage: Storage,
+        archive_layout: str,
+        compression: str | None = "zstd:1",
+        chunk_bytes: int | None = None,
+    ) -> None:
         from archive.arrays import Memory
 
         self.storage = storage
@@ -69,10 +73,15 @@ class ShardWriter:
         with self._encoding if self._compression else nullcontext():
             large = self._compression is not None and sum(a.nbytes for a in arrays.values()) >= _SHELF_FROM_BYTES
             return encode(
-                {**arrays, **(more or {})}, attributes=attributes, compression=self._compression,
-                chunk_bytes=self._chunk_bytes, runs=runs, copy=False,
-                hold=Shelf(self.memory.take()).hold if large else None, each=self._encoders.map,
-            )  # fmt: skip
+                {**arrays, **(more or {})},
+                attributes=attributes,
+                compression=self._compression,
+                chunk_bytes=self._chunk_bytes,
+                runs=runs,
+                copy=False,
+                hold=Shelf(self.memory.take()).hold if large else None,
+                each=self._encoders.map,
+            )
 
     def write(self, key: str, members: Sequence[Member]) -> list[Placed]:
         """Write one encoded shard; where its members lie."""
@@ -118,11 +127,17 @@ def encode(
         starts = range(0, len(array), rows[path]) if array.size else range(0)
         chunks[path] = [
             Member(
-                codecs.member_name(path, array.ndim, chunk), data, path, chunk, rows[path],
-                int.from_bytes(tail, "little"), tail, crc32,
+                codecs.member_name(path, array.ndim, chunk),
+                data,
+                path,
+                chunk,
+                rows[path],
+                int.from_bytes(tail, "little"),
+                tail,
+                crc32,
             )
             for chunk, (data, tail, crc32) in enumerate((map if codec is None else each)(chunk_at, starts))
-        ]  # fmt: skip
+        ]
     smallest_first = sorted(chunks, key=lambda path: (sum(m.size for m in chunks[path]), path))
     return [*_metadata(prepared, rows, compression, attributes), *(m for path in smallest_first for m in chunks[path])]
 
@@ -238,12 +253,16 @@ def _describe(group: zarr.Group, path: str, array: Array, rows: int, compression
     texts = array.dtype == object
     dtype = np.dtypes.StringDType() if texts else np.dtype(array.dtype.name)  # zarr knows C's long long by no other
     group.create_array(
-        path, shape=array.shape, dtype=dtype,
-        chunks=(rows, *(max(1, size) for size in array.shape[1:])), filters=[],
+        path,
+        shape=array.shape,
+        dtype=dtype,
+        chunks=(rows, *(max(1, size) for size in array.shape[1:])),
+        filters=[],
         serializer=VLenUTF8Codec() if texts else BytesCodec(endian="little"),
         compressors=[*between, Crc32cCodec()],  # the checksum last, so that it covers what is stored
-        dimension_names=names, config={"write_empty_chunks": True, "order": "C"},
-    )  # fmt: skip
+        dimension_names=names,
+        config={"write_empty_chunks": True, "order": "C"},
+    )
 
 
 def _json(name: str, node: Mapping[str, Any]) -> Member:

@@ -65,10 +65,14 @@ def _parquet(table: pa.Table, *listed: str, **how: Any) -> bytes:
     dictionaries = [*(f.name for f in table.schema if pa.types.is_dictionary(f.type)), *listed]
     sink = pa.BufferOutputStream()
     pq.write_table(
-        table, sink, use_dictionary=dictionaries,
-        write_statistics=["commit", "update_count_min", "update_count_max"], row_group_size=1 << 18, store_schema=False,
+        table,
+        sink,
+        use_dictionary=dictionaries,
+        write_statistics=["commit", "update_count_min", "update_count_max"],
+        row_group_size=1 << 18,
+        store_schema=False,
         **how,
-    )  # fmt: skip
+    )
     return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
 

@@ -27,9 +27,14 @@ def steps(length: int, seed: int = 0) -> dict[str, Any]:
 
 
 def small_archive(
-    url: Any, episodes: int = 3, *, commits: int = 1, checkpoints: bool = False,
-    storage_options: Mapping[str, Any] | None = None, **options: Any,
-) -> Archive:  # fmt: skip
+    url: Any,
+    episodes: int = 3,
+    *,
+    commits: int = 1,
+    checkpoints: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Archive:
     """Create an archive of episodes e0, e1, ...: number i is `steps(4 + i, i)`, by weights "wi" at update count i.
 
     commits: in about so many.  checkpoints: after each episode one, named step-i.  options: of `archive.create`.

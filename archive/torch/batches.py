@@ -35,9 +35,15 @@ class Items(Sequence[Any]):
     """
 
     def __init__(
-        self, count: int, make: Callable[[int], Any], *, whole: dict[str, Any] | None = None,
-        ragged: frozenset[Path] = frozenset(), opaque: frozenset[Path] = frozenset(), varying: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        count: int,
+        make: Callable[[int], Any],
+        *,
+        whole: dict[str, Any] | None = None,
+        ragged: frozenset[Path] = frozenset(),
+        opaque: frozenset[Path] = frozenset(),
+        varying: bool = False,
+    ) -> None:
         self._count = count
         self._make = make
         self.whole = whole

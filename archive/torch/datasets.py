@@ -202,9 +202,14 @@ class WindowDataset(EpisodeDataset):
     _varying = False
 
     def __init__(
-        self, episodes: Any, length: int, stride: int = 1, pad: bool = False, fields: Any = None,
+        self,
+        episodes: Any,
+        length: int,
+        stride: int = 1,
+        pad: bool = False,
+        fields: Any = None,
         **reading: Unpack[Reading],
-    ) -> None:  # fmt: skip
+    ) -> None:
         if length < 1 or stride < 1:
             raise UsageError(f"length={length} and stride={stride} must both be at least 1")
         super().__init__(episodes, fields, **reading)
@@ -364,9 +369,13 @@ def _joined(parts: Sequence[Sequence[Any]], back: Ints) -> Sequence[Any]:
     ragged, opaque = (frozenset[Path]().union(*(getattr(one, name) for one in own)) for name in ("ragged", "opaque"))
     order = [every[i] for i in back.tolist()]
     return Items(
-        len(order), lambda i: order[i][0][order[i][1]], whole=whole, ragged=ragged, opaque=opaque,
+        len(order),
+        lambda i: order[i][0][order[i][1]],
+        whole=whole,
+        ragged=ragged,
+        opaque=opaque,
         varying=any(one.varying for one in own),
-    )  # fmt: skip
+    )
 
 
 # -- what they are of --------------------------------------------------------------------------------------------------

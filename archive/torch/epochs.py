@@ -195,9 +195,15 @@ class Epoch:
         """Plain numbers, lists and strings."""
         split = dict(zip(_WORLD, self.split.world, strict=True))
         return {
-            "format": FORMAT, "order": asdict(self.order), "epoch": self.number, "runs": self.split.runs.as_lists(),
-            **split, "rank": self.rank, "taken": list(self.taken), "batches": self.batches,
-        }  # fmt: skip
+            "format": FORMAT,
+            "order": asdict(self.order),
+            "epoch": self.number,
+            "runs": self.split.runs.as_lists(),
+            **split,
+            "rank": self.rank,
+            "taken": list(self.taken),
+            "batches": self.batches,
+        }
 
     def load(self, states: Any) -> None:
         """Go on from the state of any rank, or from those of all ranks; then each item that was left comes once."""

@@ -79,9 +79,13 @@ def fill(share: Any, *, num_envs: int, max_length: int, unfinished: str = "close
     pos[list(known)] = list(known.values())
     buffers = nests.unflatten({path: _tensor(arrays.pop(path), device) for path in list(arrays)} | nodes)
     report = {
-        "steps": int(size.sum()), "episodes": int((length > 0).sum()), "headless": int(headless.sum()),
-        "open": int(opened.sum()), "cut": int(cut.sum()), "empty_rows": int((size == 0).sum()),
-    }  # fmt: skip
+        "steps": int(size.sum()),
+        "episodes": int((length > 0).sum()),
+        "headless": int(headless.sum()),
+        "open": int(opened.sum()),
+        "cut": int(cut.sum()),
+        "empty_rows": int((size == 0).sum()),
+    }
     made = {name: _tensor(values, device) for name, values in columns.items()}
     return Filled(buffers, _tensor(pos, device), _tensor(size, device), made, _tensor(cut, device), report)
 

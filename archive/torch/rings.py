@@ -70,9 +70,13 @@ def append(
 
 
 def _appended(
-    inner: Buffer, ring: Ring, leaves: dict[Path, Any], how: dict[str, Any], columns: Mapping[str, Any],
+    inner: Buffer,
+    ring: Ring,
+    leaves: dict[Path, Any],
+    how: dict[str, Any],
+    columns: Mapping[str, Any],
     begin: Any,
-) -> dict[str, Array]:  # fmt: skip
+) -> dict[str, Array]:
     """The columns of the ring's live steps, once the writer has all of these and no others."""
     seen = ring.seen(inner)
     start: Ints = np.maximum(seen, ring.pos - ring.size)

@@ -84,9 +84,13 @@ class Sampler:
             else:
                 self.generator.manual_seed(self._feed.seed)
         self._gather = Gather(
-            self.episodes, fields, missing=missing, cache_bytes=cache_bytes, disk_cache=disk_cache,
+            self.episodes,
+            fields,
+            missing=missing,
+            cache_bytes=cache_bytes,
+            disk_cache=disk_cache,
             max_ahead_bytes=max_ahead_bytes,
-        )  # fmt: skip
+        )
         kept = units.chosen(
             self.episodes, update_count=update_count, staleness=staleness, model_weights_uuid=model_weights_uuid
         )
@@ -240,9 +244,14 @@ class Sampler:
         with self._turn:
             ahead = [{"places": d.places, "weights": d.weights} for d in self._drawn]
             return {
-                "format": FORMAT, "count": len(self), "unit": self.unit, "generator": self.generator.get_state(),
-                "by": type(self.strategy).__name__, "strategy": self.strategy.state_dict(), "ahead": ahead,
-            }  # fmt: skip
+                "format": FORMAT,
+                "count": len(self),
+                "unit": self.unit,
+                "generator": self.generator.get_state(),
+                "by": type(self.strategy).__name__,
+                "strategy": self.strategy.state_dict(),
+                "ahead": ahead,
+            }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the state was taken: the next batches are the same, over the same episodes."""

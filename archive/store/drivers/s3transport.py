@@ -47,9 +47,13 @@ _NOT_OF_REQUESTS = frozenset(  # listings and files that s3fs keeps, checksums t
      "connect_timeout", "request_checksum_calculation", "response_checksum_validation", "addressing_style")
 )  # fmt: skip
 _ENVIRONMENT = (  # what botocore heeds in it, and is not translated
-    "AWS_USE_FIPS_ENDPOINT", "AWS_USE_DUALSTACK_ENDPOINT", "AWS_DATA_PATH",
-    "AWS_S3_USE_ARN_REGION", "AWS_S3_US_EAST_1_REGIONAL_ENDPOINT", "AWS_S3_DISABLE_MULTIREGION_ACCESS_POINTS",
-)  # fmt: skip
+    "AWS_USE_FIPS_ENDPOINT",
+    "AWS_USE_DUALSTACK_ENDPOINT",
+    "AWS_DATA_PATH",
+    "AWS_S3_USE_ARN_REGION",
+    "AWS_S3_US_EAST_1_REGIONAL_ENDPOINT",
+    "AWS_S3_DISABLE_MULTIREGION_ACCESS_POINTS",
+)
 _OF_CERTIFICATES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 _PLAIN_REGIONS = ("us-", "eu-", "ap-", "sa-", "ca-", "me-", "af-", "il-", "mx-")
 
