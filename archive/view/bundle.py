@@ -82,11 +82,13 @@ def _parts() -> tuple[str, str, str, str]:
     return _packed(style), _packed(script), policy, body
 
 
-def _modules(name: str, done: dict[str, None]) -> Iterator[str]:
+def _modules(name: str, done: dict[str, bool]) -> Iterator[str]:
     """The modules that one needs, each as a constant `$name` of what it exports, before those that import them."""
     if name in done:
+        if not done[name]:
+            raise ValueError(f"app/{name}.js needs itself: a page holds its modules one after the other")
         return
-    done[name] = None
+    done[name] = False
     text = _own(f"{name}.js")
     needed = [match["module"] for match in _IMPORT.finditer(text)] + _LAZY.findall(text)
     for one in needed:
@@ -95,6 +97,7 @@ def _modules(name: str, done: dict[str, None]) -> Iterator[str]:
     text = _LAZY.sub(r"Promise.resolve($\1)", _LISTED.sub("", _EXPORT.sub("", _IMPORT.sub(_constant, text))))
     if left := _LEFT.search(text):
         raise ValueError(f"app/{name}.js: {left[0].strip()!r} is no import or export that a page can hold")
+    done[name] = True
     yield f"const ${name} = (() => {{\n{text}return {{ {', '.join(names)} }};\n}})();"
 
 

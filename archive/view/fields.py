@@ -177,7 +177,10 @@ def steps(shown: Shown, query: Query) -> Reply:
     small = [kind.name for kind in every if _small(kind)]
     names = query.names("fields") or small[:MOST_VALUES]
     data = ep.read(names, start, stop, missing="skip") if names and start < stop else {}
-    told = {name: [_text(leaf, i) for i in range(stop - start)] for name, leaf in frames.leaves(data)}
+    told = {
+        name: [_text(leaf[i]) if i < len(leaf) else "" for i in range(stop - start)]
+        for name, leaf in frames.leaves(data)
+    }
     return json_reply({"start": start, "stop": stop, "values": told, "more": max(0, len(small) - len(names))})
 
 
@@ -185,20 +188,18 @@ def _small(kind: Kind) -> bool:
     return kind.kind != "frames" and not kind.told.endswith(" free") and math.prod(kind.shape) <= 1024
 
 
-def number(value: Any) -> str:
+def _number(value: Any) -> str:
     """A number, or a list of them, as people read it."""
     if isinstance(value, np.ndarray):
         more = f", … {len(value)} in all" if len(value) > MOST_NUMBERS else ""
-        return f"[{', '.join(number(one) for one in value[:MOST_NUMBERS])}{more}]"
+        return f"[{', '.join(_number(one) for one in value[:MOST_NUMBERS])}{more}]"
     plain = value.item()
     return f"{plain:.6g}" if isinstance(plain, float) else str(plain)
 
 
-def _text(leaf: Any, at: int) -> str:
-    if at >= len(leaf):
-        return ""
-    value = leaf[at]
-    text = number(value) if isinstance(value, (np.ndarray, np.generic)) else str(value)
+def _text(value: Any) -> str:
+    """A value as people read it, cut where it is long."""
+    text = _number(value) if isinstance(value, (np.ndarray, np.generic)) else str(value)
     return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
 
 
@@ -251,7 +252,7 @@ def _cells(rows: Sequence[Any], first: int) -> tuple[list[str], int, list[list[s
     arrays = [value if isinstance(value, np.ndarray) else None for value in rows]
     widest = max((one for one in arrays if one is not None), key=lambda one: one.size, default=None)
     if widest is None or not widest.ndim:
-        return [""], 1, [[_cell(value)] for value in rows]
+        return [""], 1, [[_text(value)] for value in rows]
     shown = range(first, min(widest.size, first + MOST_COLUMNS))
     names = [", ".join(map(str, np.unravel_index(i, widest.shape))) for i in shown]
     texts = [[_at(value, i) for i in shown] for value in rows]
@@ -260,10 +261,5 @@ def _cells(rows: Sequence[Any], first: int) -> tuple[list[str], int, list[list[s
 
 def _at(value: Any, i: int) -> str:
     if not isinstance(value, np.ndarray):
-        return _cell(value) if i == 0 else ""
-    return _cell(value.reshape(-1)[i]) if i < value.size else ""
-
-
-def _cell(value: Any) -> str:
-    text = number(value) if isinstance(value, (np.ndarray, np.generic)) else str(value)
-    return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
+        return _text(value) if i == 0 else ""
+    return _text(value.reshape(-1)[i]) if i < value.size else ""

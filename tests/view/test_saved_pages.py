@@ -13,7 +13,8 @@ import pytest
 
 import archive
 import resharding
-from tests.support.browser import HOSTILE, Page, grave, visited
+from archive.view import bundle
+from tests.support.browser import HOSTILE, Page, grave, visit, visited
 
 T = 12
 
@@ -105,6 +106,51 @@ def test_an_episode_plays(browser: str, arc: archive.Archive, tmp_path: Path) ->
         assert await grave(page) == []
 
     visited(browser, arc.episodes[HOSTILE].to_html(), tmp_path, look)
+
+
+def test_nothing_but_its_own_script_runs_and_nothing_is_asked(
+    browser: str, arc: archive.Archive, tmp_path: Path
+) -> None:
+    text = arc.episodes[HOSTILE].to_html()
+    file = tmp_path / "page.html"
+    file.write_text(text, "utf-8")
+    attempts = """(() => {
+      const script = document.createElement("script");
+      script.textContent = "window.hacked = 1";
+      const button = document.createElement("button");
+      button.setAttribute("onclick", "window.hacked = 2");
+      document.body.append(script, button);
+      button.click();
+      setTimeout("window.hacked = 3");
+      return fetch("http://127.0.0.1:9/").then(() => "asked", () => "refused");
+    })()"""
+
+    async def look(page: Page) -> None:
+        await page.until(READY)
+        assert page.complaints == []
+        assert await page.evaluate(attempts) == "refused"
+        assert await page.evaluate("window.hacked ?? null") is None
+
+    asked = asyncio.run(visit(browser, file, look)).requests
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    assert "unsafe" not in text.partition("</title>")[0]
+
+
+def test_a_page_takes_modules_in_the_form_that_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "fine.js": 'import { a as b } from "./other.js";\nexport const c = b;\n', "other.js": "export const a = 1;\n",
+        "default.js": "export default 3;\n", "far.js": 'import { a } from "./far/other.js";\n',
+        "lazy.js": "const more = () => import(name);\n", "round.js": 'import { c } from "./round.js";\n',
+    }  # fmt: skip
+    monkeypatch.setattr(bundle, "_own", files.__getitem__)
+    made = list(bundle._modules("fine", {}))
+    assert made == [
+        "const $other = (() => {\nconst a = 1;\nreturn { a };\n})();",
+        "const $fine = (() => {\nconst { a: b } = $other;\nconst c = b;\nreturn { c };\n})();",
+    ]
+    for name in ("default", "far", "lazy", "round"):
+        with pytest.raises(ValueError, match=rf"app/{name}\.js"):
+            list(bundle._modules(name, {}))
 
 
 ODD = {

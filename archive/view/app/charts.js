@@ -7,6 +7,7 @@ import * as format from "./format.js";
 const COLORS = 8; // --line-0 ... in base.css
 const [HEIGHT, TALL] = [84, 230];
 const DRAG = 6; // pixels after which a press zooms
+const RIGHT = 16; // pixels beside a plot, for half of the last number; episode.css says the same
 
 /** A class name of the colour of a series. */
 export function colored(kind, i) {
@@ -65,7 +66,15 @@ class Plot {
       y: { range: spanned },
     };
     const cursor = { y: false, points: { show: false }, drag: { x: true, y: false, dist: DRAG } };
-    const whole = { width: place.clientWidth || 600, height, legend: { show: false }, scales, cursor, ...given };
+    const whole = {
+      width: place.clientWidth || 600,
+      height,
+      legend: { show: false },
+      padding: [6, RIGHT, 0, 0],
+      scales,
+      cursor,
+      ...given,
+    };
     this.drawn = new uPlot(whole, data, place);
     this.seen = new ResizeObserver(() => place.clientWidth && this.drawn.setSize({ width: place.clientWidth, height }));
     this.seen.observe(place);
@@ -116,7 +125,7 @@ export class Chart {
     ]);
     const points = { size: 4, filter: (u, i, show) => (show ? null : lone(u.data[i])) };
     const series = this.lines.map((line) => ({ stroke: css(`--line-${line.color}`), width: 1.2, points }));
-    const axes = [axis(10, 16, { grid: { show: false } }), axis(3, 52)];
+    const axes = [axis(10, 16, { grid: { show: false } }), axis(4, 52)];
     this.plot = new Plot(
       this.place,
       HEIGHT,
@@ -206,7 +215,7 @@ export function trend({ along, groups }, title) {
       fill: () => `color-mix(in srgb, ${css(`--${colored("line", i)}`)()} ${percent}%, transparent)`,
     })),
   );
-  const axes = [axis(8, 34, { label: along, labelSize: 14, labelFont: "11px system-ui", labelGap: 0 }), axis(6, 58)];
+  const axes = [axis(8, 20, { label: along, labelSize: 14, labelFont: "11px system-ui", labelGap: 0 }), axis(6, 58)];
   const node = el("figure.trend-figure", el("strong", title), place, caption);
   const data = uPlot.join(shown.map((one) => [one.at, ...one.quantiles]));
   const plot = new Plot(
