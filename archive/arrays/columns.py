@@ -1,7 +1,7 @@
 """Pure, no I/O: columns of Arrow tables as numpy arrays, and the other way round.
 
 pyarrow imports pandas, where it is installed, before it makes a scalar or an array of what is not its own, and before
-it makes numpy's of its own: half a second for who only reads some episodes. Here memory is shared, and nothing else.
+it makes numpy's of its own: half a second for a reader of some episodes. Here memory is shared, and nothing else.
 """
 
 from __future__ import annotations

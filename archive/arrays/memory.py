@@ -1,5 +1,5 @@
-"""Pure, no I/O: memory that nothing was in yet, for large results; and memory that is used again, for what is copied
-and thrown away all the time, where fresh memory costs more than the copy itself.
+"""Pure, no I/O: fresh memory for large results; and reused memory for short-lived copies, where fresh memory costs more
+than the copy itself.
 
 The operating system hands memory out when it is first touched: 4 KB at a time, which takes longer than reading what is
 put there, or 2 MB at a time where it is asked to and the memory begins and ends on such a border. What numpy allocates
@@ -67,7 +67,7 @@ def _is_large(shape: Sequence[int], dtype: Any) -> bool:
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:
-    """The places at which pieces of these sizes begin, each on a page of its own, and where the last one stops."""
+    """The starts of pieces of these sizes, each on a page of its own, and the end of the last one."""
     out = [0]
     for size in sizes:
         out.append(out[-1] + -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
@@ -93,12 +93,12 @@ def _host_takes_free_pages() -> bool:
 
 
 def _give_back(memory: mmap.mmap, start: int, stop: int) -> None:
-    """Let the operating system have the pages of a piece that nobody uses."""
+    """Return the pages of an unused piece to the operating system."""
     if stop > start:
         memory.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
 
-# -- used again --------------------------------------------------------------------------------------------------------
+# -- reused memory -----------------------------------------------------------------------------------------------------
 
 
 def _unused(pieces: Sequence[Any], references: int) -> Any:
@@ -114,7 +114,7 @@ _REFERENCES_WHEN_FREE = next(n for n in range(1, 10) if _unused([object()], n) i
 
 
 class Memory:
-    """Pieces of one size. A piece is free when nothing refers to it any more, so nobody has to give it back. Safe for
+    """Pieces of one size. A piece is free when nothing refers to it any more, so it need not be given back. Safe for
     several threads."""
 
     def __init__(self, piece_bytes: int, *, keep: int) -> None:
@@ -127,7 +127,7 @@ class Memory:
         self._lock = threading.Lock()
 
     def take(self) -> Array:
-        """A piece that nobody else uses; what it holds is not defined."""
+        """A piece that nothing else uses, with undefined content."""
         with self._lock: return self._take()  # fmt: skip  # noqa: E701 (an interrupt by line finds no gap)
 
     def _take(self) -> Array:
@@ -139,7 +139,7 @@ class Memory:
         return piece
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """An array of its own, beside those before it in one piece; one that is small, or too large, lies elsewhere."""
+        """An array of its own, beside earlier ones in one piece; a small or too large one is elsewhere."""
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         if not _SMALL_BYTES <= nbytes <= self.piece_bytes or np.dtype(dtype).hasobject:
             return np.empty(shape, dtype)

@@ -1,4 +1,4 @@
-"""Pure, no I/O: ranges and runs as arrays, and rows of an array in several pieces of memory."""
+"""Pure, no I/O: ranges and runs of equal entries as arrays, and rows of an array in several pieces of memory."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def run_tails(*columns: Array) -> Mask:
 
 
 def since_head(values: Ints, heads: Mask) -> Ints:
-    """Values that grow, less that of the head of their run."""
+    """Values minus the value at the start of their run."""
     return values - np.maximum.accumulate(np.where(heads, values, 0)) if len(values) else values
 
 
@@ -121,7 +121,7 @@ def sums(values: Ints, offsets: Ints) -> Ints:
 
 
 def covered(starts: Ints, stops: Ints, length: int) -> Mask:
-    """Mask over [0, length) of what any of the runs covers."""
+    """Mask over [0, length) of the entries that any of the ranges covers."""
     edges = np.zeros(length + 1, np.int64)
     np.add.at(edges, starts, 1)
     np.add.at(edges, stops, -1)

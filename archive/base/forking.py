@@ -1,7 +1,7 @@
 """Pure, no I/O: locks that a forked child gets anew, so that it waits for no thread that only its parent has.
 
-What such a lock guards may be half changed at the fork. So it is for what a child can use as it finds it, or makes
-anew; what belongs to one process (a writer) refuses in the child instead, before it takes any lock.
+The guarded state may be half changed at the fork. So such locks are for state that a child can use as it finds it, or
+makes anew; objects of one process (a writer) refuse in the child instead, before they take any lock.
 """
 
 from __future__ import annotations

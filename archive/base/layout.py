@@ -19,11 +19,11 @@ from archive.base.plaintext import one_line
 MAGIC = "trajectory-archive"
 ARCHIVE_KEY = "archive.json"
 VERSION = 2  # of archives: the first that is promised
-PART_VERSION = 1  # of shards and of what ranks stage
+PART_VERSION = 1  # of shards and of staged parts
 MAX_NDIM = 8  # axes of an array of a shard
 JOURNAL, RUN_FILES = "journal", "run files"
 SCATTERED, ENDS = "scattered columns", "ended journals"  # of single objects of a journal
-FEATURES = frozenset({JOURNAL, RUN_FILES, SCATTERED, ENDS})  # that this library knows; what uses them names them
+FEATURES = frozenset({JOURNAL, RUN_FILES, SCATTERED, ENDS})  # the known ones; objects name theirs
 COMMITS_PER_FOLDER = 1000
 LAYOUTS = ("packed", "directory")
 PRUNED = ".pruned.parquet"  # how the lists of prunes end, which stay as commits do
@@ -118,7 +118,7 @@ def temporary_name(nonce: str) -> str:
 
 
 def is_temporary(key: str) -> bool:
-    """True for a file that was being written: who was killed then has left it."""
+    """True for a file that was being written; a killed process has left it."""
     return _TEMPORARY.fullmatch(key) is not None
 
 
@@ -152,7 +152,7 @@ def state_key(session: str, checkpoint: str, rank: int) -> str:
 
 
 def journal_key(session: str, rank: int, number: int) -> str:
-    """The key of what a rank of a session made durable at one tick; numbers count from 0, without gaps."""
+    """The key of one flush of a rank's journal; numbers count from 0, without gaps."""
     return f"journal/{escape(session)}/rank-{rank:05d}/{number:09d}.zip"
 
 
@@ -172,7 +172,7 @@ def agreement_folder(session: str, number: int) -> str:
 
 
 def agreement_key(session: str, number: int, rank: int) -> str:
-    """At which step a rank is ready for the checkpoint of a round of requests."""
+    """The key of a rank's answer: the step at which it is ready for the checkpoint of a round of requests."""
     return f"{agreement_folder(session, number)}/rank-{rank:05d}.json"
 
 
@@ -193,12 +193,12 @@ def format_block(version: int = VERSION) -> dict[str, object]:
 
 
 def with_feature(block: Mapping[str, Any], name: str) -> dict[str, object]:
-    """A format, and that a reader must know this feature."""
+    """A format block with a feature that readers must know."""
     return {**block, "features": sorted({*block.get("features", ()), name})}
 
 
 def check_format(block: object, *, where: str, least: int = VERSION) -> None:
-    """Refuse what a newer library wrote: `read` is the least version that may read, features must all be known.
+    """Refuse formats of newer libraries: `read` is the least version that may read, features must all be known.
     Formats below `least` were never promised."""
     if not isinstance(block, dict) or not _is_version(block.get("read")) or not _are_names(block.get("features")):
         raise UpgradeError(f"{where} names no format version that this library knows; upgrade trajectory-archive")
@@ -215,5 +215,5 @@ def _is_version(value: object) -> bool:
 
 
 def _are_names(features: object) -> bool:
-    """A list of names: what is none may be what a later version makes of it, and no later commit could carry it on."""
+    """True for a list of names: other values may come from a later version, and no commit could repeat them."""
     return isinstance(features, list) and all(isinstance(one, str) for one in features)

@@ -1,4 +1,4 @@
-"""Pure, no I/O: what never reached the archive, or was left behind, by reason, until a checkpoint has said so."""
+"""Pure, no I/O: losses before the archive, or by a resume, with reasons, until a checkpoint has recorded them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Counts = Mapping[str, tuple[int, int]]  # reason -> episodes, steps
 
 
 class Losses:
-    """Counts of one buffer. One thread adds to them, another says which of them a committed checkpoint has."""
+    """Counts of one buffer. One thread adds to them, another marks those that a committed checkpoint has."""
 
     def __init__(self) -> None:
         self.counts: Counts = {}  # replaced, never changed
@@ -19,11 +19,11 @@ class Losses:
         self.counts = {**self.counts, reason: (had[0] + episodes, had[1] + steps)}
 
     def reported(self, counts: Counts) -> None:
-        """A checkpoint that has these is committed."""
+        """Take note that a checkpoint with these counts is committed."""
         self._reported = counts
 
     def unreported(self, more: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-        """The counts that no committed checkpoint has, and `more`: as a checkpoint says it."""
+        """The counts that no committed checkpoint has, and `more`, in the form of a checkpoint."""
         out = {reason: dict(counts) for reason, counts in more.items()}
         for reason, counts in self.counts.items():
             before = self._reported.get(reason, (0, 0))

@@ -50,8 +50,8 @@ getattr(threading, "_register_atexit", atexit.register)(_end_pools)
 
 
 def at_once(call: Callable[[S], T], items: Iterable[S], threads: int) -> list[T]:
-    """The results of a call for each item, in their order: of several, by so many threads of their own. After an error
-    no more calls begin, and none runs any more when it is raised."""
+    """The results of a call for each item, in order, each by one of this many threads. After an error no more calls
+    begin, and none runs any more when it is raised."""
     given = list(items)
     if len(given) < 2:
         return [call(one) for one in given]
@@ -72,7 +72,7 @@ def side_by_side(calls: Sequence[Callable[[], None]], *, cores: int | None = Non
             for call in source:
                 call()
         finally:
-            deque(source, maxlen=0)  # after an error nobody begins another
+            deque(source, maxlen=0)  # after an error no thread begins another
 
     helpers = [_helpers().submit(work) for _ in range(min(cores or usable_cores(), len(calls)) - 1)]
     try:
@@ -171,14 +171,14 @@ def in_any_order(pool: ThreadPoolExecutor, jobs: Iterable[Task[None]], *, max_ah
 
 
 def _take_done(running: dict[Future[None], int]) -> None:
-    """Wait for one at least, and let go of those that are done; raise the error of one."""
+    """Wait for at least one, and drop finished ones; raise the error of one."""
     for future in wait(running, return_when=FIRST_COMPLETED).done:
         del running[future]
         future.result()
 
 
 class Gate:
-    """A gate that several threads pass through, until it is closed; then nobody is inside any more."""
+    """A gate that several threads pass through, until it is closed; then no thread is inside any more."""
 
     def __init__(self) -> None:
         self._inside = 0
@@ -186,7 +186,7 @@ class Gate:
         self._changed = threading.Condition()
 
     def through(self, call: Callable[[], None]) -> bool:
-        """Make a call, if the gate is open; whether it is."""
+        """Make a call, if the gate is open; True if it was."""
         with self._changed:
             if not self._open:
                 return False
@@ -200,7 +200,7 @@ class Gate:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Let nobody in any more, and wait for those inside."""
+        """Let no thread in any more, and wait for those inside."""
         with self._changed:
             self._open = False
             self._changed.wait_for(lambda: not self._inside)

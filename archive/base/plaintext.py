@@ -15,7 +15,7 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 logger = logging.getLogger("archive")  # the one that all rooms log by
-MAX_PAGE_BYTES = 16_000_000  # of a page where nobody says otherwise
+MAX_PAGE_BYTES = 16_000_000  # of a page, by default
 
 _LAID_OUT = frozenset("\n\t")
 _JOINERS = frozenset("\u200c\u200d")  # scripts and emoji need them
@@ -40,7 +40,7 @@ def as_json(value: Any, *, indent: int | None = None) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Bytes as people say it."""
+    """Bytes in the form for people."""
     for unit in ("B", "kB", "MB", "GB"):
         if nbytes < 1000:
             return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
@@ -73,7 +73,7 @@ class _Visible(logging.Filter):
 
 
 def make_visible() -> None:
-    """The logger "archive" passes nothing on from now on that acts on a terminal."""
+    """Make the logger "archive" pass on only text that does not act on a terminal."""
     if not any(type(one).__name__ == _Visible.__name__ for one in logger.filters):
         logger.addFilter(_Visible())
 

@@ -1,10 +1,10 @@
-"""Pure, no I/O: JSON that a bucket holds, read back (what is none, too deep or too long is an error); and records,
-frozen dataclasses that say by their fields what a document must hold.
+"""Pure, no I/O: JSON of a bucket, read back (invalid, too deep or too long texts are errors); and records, frozen
+dataclasses whose fields define the content of a document.
 
 The library's own documents (archive.json, commits, staged indexes, zarr.json, schemas, claims) are parsed here alone:
-whoever reads one says what it is and which error that makes.
+the caller names the document and the kind of error.
 
-One class is all that says how an object of the bucket is checked, read and written:
+One class defines how an object of the bucket is checked, read and written:
 
     @dataclass(frozen=True, slots=True)
     class Mark(Record):
@@ -98,7 +98,7 @@ def _is_deeper(value: Any, levels: int) -> bool:
 
 
 class MisshapenError(Exception):
-    """A value is not what a field must be; says where, in words."""
+    """A value does not fit its field; the text says where."""
 
 
 class Form(NamedTuple):
@@ -115,7 +115,7 @@ def refuse(value: Any, at: str, wanted: str) -> NoReturn:
 def stored(
     default: Any = MISSING, *, key: str | None = None, always: bool = False, required: bool = False, null: bool = False
 ) -> Any:
-    """A field of which the document says more or less than its default does.
+    """A field whose form in the document differs from the default.
 
     key: its name there.  always: written even where it is the default.  required: also an error where it is absent.
     null: may be null there, though it is left out where it is None.
@@ -287,7 +287,7 @@ def pairs(first: Form, second: Form) -> Form:
 
 
 def _exactly(kind: type, wanted: str) -> Form:
-    """A value that is written as it is; `wanted` says in words what it must be."""
+    """A value that is written as it is; `wanted` describes it in words."""
     return Form(lambda value, at: value if type(value) is kind else refuse(value, at, wanted), _same)
 
 

@@ -1,7 +1,7 @@
-"""Pure, no I/O: until when this process may wait for others, once it was told to end.
+"""Pure, no I/O: the time for which this process may wait for others, once it was told to end.
 
 A job that is preempted has seconds. A part of them is for agreeing on the last step, a part for the checkpoint that was
-under way, a part for the last one; the rest is for sending it. What is not there by then is done without.
+under way, a part for the last one; the rest is for sending it. Missing parts are done without.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ AGREE_PART, EARLIER_PART, LAST_PART = 0.2, 0.4, 0.7  # of the time, from its beg
 
 
 class Shutdown:
-    """The end of one process: whether and when it was announced, and how long it may take."""
+    """The end of one process: its announcement, and the time that it may take."""
 
     def __init__(self) -> None:
         self.within_s = WITHIN_S
-        self.began = -math.inf  # by the monotonic clock; nobody said that it ends
+        self.began = -math.inf  # by the monotonic clock; not announced yet
 
     def begin(self) -> None:
         """The process was told to end; the first time counts."""
@@ -31,11 +31,11 @@ class Shutdown:
 
     @property
     def announced(self) -> bool:
-        """True once the process was told to end. One that is still there long after was not meant to."""
+        """True once the process was told to end. A process that lives on long after was not meant to end."""
         return time.monotonic() < self.began + FORGOTTEN_AFTER * self.within_s
 
     def passed(self, part: float, grace_s: float = 0.0) -> bool:
-        """True once that part of the time is over, and `grace_s` more; not where nobody said that it ends."""
+        """True once that part of the time is over, and `grace_s` more; False without an announcement."""
         return self.announced and time.monotonic() >= self.began + part * self.within_s + grace_s
 
 
@@ -43,7 +43,7 @@ process = Shutdown()
 
 
 def set_within(seconds: float) -> None:
-    """Sets how long a shutdown may take; 30 s unless this is called."""
+    """Set the time that a shutdown may take; 30 s by default."""
     if not seconds > 0:
         raise UsageError(f"a shutdown within {seconds} s: give a number of seconds above 0")
     process.within_s = float(seconds)

@@ -51,9 +51,9 @@ class cached_property(Generic[T]):  # noqa: N801 (it is used, and looks, as that
 
 
 def frozen(value: Any, remedy: str) -> Any:
-    """`value` with all its dicts, lists and arrays read-only; `remedy` is what an attempt to change it is told.
+    """`value` with all its dicts, lists and arrays read-only; an attempt to change it raises an error with `remedy`.
 
-    What is known of an episode is a copy, so that a change would be lost. They are equal to plain ones, print like
+    The facts of an episode are copies, so that a change would be lost. They are equal to plain ones, print like
     them, go into JSON and pickle. `copy.deepcopy()` gives plain ones.
     """
     if isinstance(value, dict):

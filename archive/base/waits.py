@@ -1,5 +1,5 @@
-"""No I/O: waits for others, which look again and again and say now and then whom they are for; the ranks of a job;
-lengths of time as people write them."""
+"""No I/O: waits for others, with repeated looks and occasional logs of the missing ones; the ranks of a job; durations
+in the form for people."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 
 from archive.base.errors import UsageError
 
-FIRST_S, GAP_S = 3.0, 60.0  # until a wait is told of first, and at most from then on
-MOST_S = 1000 * 365 * 86_400  # beyond what anybody waits, and within what times can be added to
+FIRST_S, GAP_S = 3.0, 60.0  # until a wait is logged first, and at most from then on
+MOST_S = 1000 * 365 * 86_400  # longer than any wait, and short enough to be added to times
 UNITS = {"w": 604_800, "d": 86_400, "h": 3600, "m": 60, "s": 1}
 _WRITTEN = re.compile(r"([0-9]{1,19})([wdhms])")
 
 
 class Wait:
-    """A wait from now on, for `timeout_s` at most: the pauses between its looks, and when to say who is missing.
+    """A wait from now on, for `timeout_s` at most: the pauses between its looks, and the times to log it.
 
     poll_s: the first pause; each is twice as long as the one before, up to `most_poll_s` (all the same by default).
     """
@@ -33,7 +33,7 @@ class Wait:
         self._next = self._began + FIRST_S
 
     def due(self) -> bool:
-        """True if it is time to say it; then not again for twice as long as the last time, a minute at most."""
+        """True if it is time for a log line; then not again for twice as long as the last time, a minute at most."""
         if time.monotonic() < self._next:
             return False
         self._gap = min(2 * self._gap, GAP_S)
@@ -56,14 +56,14 @@ class Wait:
 
 
 def process_group(least: int = 1) -> Any:
-    """torch.distributed, where it was started with so many ranks or more; else None."""
+    """torch.distributed, if it was started with at least this many ranks; else None."""
     distributed: Any = sys.modules.get("torch.distributed")
     ready = distributed is not None and distributed.is_available() and distributed.is_initialized()
     return distributed if ready and distributed.get_world_size() >= least else None
 
 
 def ranks(numbers: Iterable[int]) -> str:
-    """Ranks for people: "rank 1", "ranks 1, 2"; of many the first ones and how many."""
+    """Ranks for people: "rank 1", "ranks 1, 2"; of many, the first ones and the number."""
     listed: Sequence[int] = sorted(numbers)
     shown = ", ".join(map(str, listed[:20])) + (f" and {len(listed) - 20} more" if len(listed) > 20 else "")
     return f"rank{'s' if len(listed) > 1 else ''} {shown}"
@@ -83,6 +83,6 @@ def seconds_of(given: Any, what: str) -> float:
 
 
 def written(seconds: float) -> str:
-    """A length of time in the largest unit that makes it a whole number."""
+    """A duration in the largest unit that makes it a whole number."""
     fits = (f"{int(seconds) // size}{unit}" for unit, size in UNITS.items() if seconds and seconds % size == 0)
     return next(fits, f"{seconds:g}s")

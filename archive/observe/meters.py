@@ -1,6 +1,6 @@
 """Pure, no I/O: the metrics that there are, their sums in this process, and their text as Prometheus scrapes it.
 
-A forked child begins its sums anew. Numbers that others keep are asked of them when somebody looks (`source`).
+A forked child begins its sums anew. Numbers that other modules keep are asked for when metrics are read (`source`).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Sample(NamedTuple):
 
 @dataclass(slots=True)
 class Times:
-    """The times that something took: how often it was within each bound, and longer than the last one."""
+    """The durations of an operation: the counts within each bound, and above the last one."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
     seconds: float = 0.0
@@ -116,7 +116,7 @@ def add(name: str, amount: float, **values: str) -> None:
 
 
 def add_time(operation: str, seconds: float) -> None:
-    """Note that an operation took so long."""
+    """Add the duration of an operation."""
     with _lock:
         times = _times.setdefault(operation, Times())
         times.counts[bisect_left(BOUNDS_S, seconds)] += 1
@@ -124,7 +124,7 @@ def add_time(operation: str, seconds: float) -> None:
 
 
 def source(name: str, read: Callable[[], Iterable[Sample]]) -> None:
-    """Say where the numbers of the metric `name` are asked for, when somebody looks."""
+    """Register a function that gives the numbers of the metric `name` when metrics are read."""
     _sources[name] = read
 
 
@@ -148,7 +148,7 @@ _ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 def metrics() -> str:
     """The metrics of this process since it began (of a forked child, since the fork), as Prometheus scrapes them.
 
-    Waits for nothing, and holds up nobody: it may be asked for at any time, from any thread.
+    It waits for nothing, and blocks nothing: it may be called at any time, from any thread.
     """
     return "".join(f"{line}\n" for family in FAMILIES for line in _lines(family))
 

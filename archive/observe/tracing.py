@@ -1,7 +1,7 @@
-"""Does no I/O: operations, which are timed, counted, and told to OpenTelemetry where the program has set up a provider.
+"""Does no I/O: operations, which are timed, counted, and reported to OpenTelemetry if the program has a provider.
 
-A provider is looked for, never imported for its own sake: who has one has imported it. Spans have the kind of an
-error, not its text, which may hold text from buckets.
+A provider is looked for, never imported for its own sake: a program with a provider has imported it. Spans have the
+kind of an error, not its text, which may hold text from buckets.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Operation:
         return time.perf_counter() - self._began
 
     def note(self, **about: Value) -> None:
-        """Say more of it to who traces: counts and names, nothing secret."""
+        """Add attributes for traces: counts and names, nothing secret."""
         if self._span is not None:
             _note(self._span, about)
 
@@ -68,9 +68,9 @@ class Operation:
 
 
 def operation(operation_name: str, /, *, current: bool = True, **about: Value) -> Operation:
-    """An operation that begins now, and ends with the block that it is used for. `about` is for who traces.
+    """An operation that begins now, and ends with its block. `about`: attributes for traces.
 
-    current: what begins within the block is a part of it; False for a block that a generator leaves and enters.
+    current: operations within the block are parts of it; False for a block that a generator leaves and enters.
     """
     return Operation(operation_name, about, current)
 
@@ -90,7 +90,7 @@ def timed(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def begin(name: str, about: Mapping[str, Value]) -> Span | None:
-    """A span, where somebody traces."""
+    """A span, if the program traces."""
     if "opentelemetry.trace" not in sys.modules:
         return None
     from opentelemetry import trace
@@ -128,7 +128,7 @@ _measured: tuple[MeterProvider, Histogram] | None = None
 
 
 def record(operation: str, seconds: float) -> None:
-    """Tell the metrics of OpenTelemetry, where somebody collects them, how long an operation took."""
+    """Report the duration of an operation to OpenTelemetry's metrics, if the program collects them."""
     if "opentelemetry.metrics" not in sys.modules:
         return
     from opentelemetry import metrics
@@ -140,7 +140,7 @@ def record(operation: str, seconds: float) -> None:
 
 
 def _histogram(provider: MeterProvider) -> Histogram:
-    """That of this provider; all metrics are made with it, once."""
+    """The histogram of this provider; all metrics are made with it, once."""
     global _measured
     if _measured is None or _measured[0] is not provider:
         meter = provider.get_meter(_NAME, __version__)

@@ -1,5 +1,5 @@
-"""Pure, no I/O: chunks of arrays as a shard stores them, and back: rows as they lie in memory, or texts, maybe
-compressed, and the crc32c of what is stored.
+"""Pure, no I/O: chunks of arrays in stored form, and back: rows as in memory, or texts, maybe compressed, with the
+crc32c of the stored bytes.
 
 They are the bytes that zarr makes of the same rows, without its copies: fresh memory costs more than all else here.
 """
@@ -160,10 +160,10 @@ def _compressed(codec: Any, data: Buffer) -> bytes:
 
 
 def decoded(array: StoredArray, data: Buffer, out: Array | None = None) -> Array:
-    """The rows of a stored chunk, in its own memory if they are not compressed; CorruptChunkError, which says why, if
-    it is none of this array. It takes no more memory than such rows do.
+    """The rows of a stored chunk, in its own memory if they are not compressed; CorruptChunkError, with the reason, if
+    it is no chunk of this array. It takes no more memory than such rows do.
 
-    out: contiguous memory for all of its rows, which they are put into.
+    out: contiguous memory for all of its rows, which is filled.
     """
     import numpy as np
 
@@ -226,7 +226,7 @@ def _unpacked(data: memoryview, size: int | None, out: Array | None) -> Buffer:
 
 
 def _content_size(data: memoryview) -> int | None:
-    """The size of a zstd frame's content by its header; None where that does not say (RFC 8878, 3.1.1.1)."""
+    """The size of a zstd frame's content by its header; None if that has none (RFC 8878, 3.1.1.1)."""
     kind = data[4] if len(data) > 4 else 0
     width, single = kind >> 6, kind >> 5 & 1
     at = 5 + (not single) + (0, 1, 2, 4)[kind & 3]
@@ -251,8 +251,8 @@ def _texts(data: Buffer, shape: tuple[int, ...]) -> Array:
 
 
 def by_itself(path: str, dtype: np.dtype[Any], trailing: tuple[int, ...], rows: int, data: Buffer) -> Array | None:
-    """The rows of a stored chunk, told by its length and first bytes, so that no zarr.json is needed; None where these
-    leave a doubt, or it is damaged. `dtype` and `trailing` shape are the schema's, `rows` the chunk table's."""
+    """The rows of a stored chunk, decoded by its length and first bytes, without a zarr.json; None if these leave a
+    doubt, or it is damaged. `dtype` and `trailing` shape are the schema's, `rows` the chunk table's."""
     begins = bytes(data[: len(_ZSTD_MAGIC)])
     zstd, raw = begins == _ZSTD_MAGIC, len(data) == raw_bytes(dtype, trailing, rows)
     if begins.startswith(_GZIP_MAGIC) or raw == zstd or not _is_plain(dtype):
@@ -264,7 +264,7 @@ def by_itself(path: str, dtype: np.dtype[Any], trailing: tuple[int, ...], rows: 
 
 
 def raw_bytes(dtype: np.dtype[Any], trailing: tuple[int, ...], rows: int) -> int:
-    """Bytes of a chunk of such rows that is stored as they lie in memory, with its checksum; 0 where none is."""
+    """Bytes of a chunk of such rows that is stored as in memory, with its checksum; 0 if none is."""
     return rows * math.prod(trailing) * dtype.itemsize + CHECKSUM_BYTES if _is_plain(dtype) else 0
 
 

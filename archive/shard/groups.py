@@ -1,6 +1,6 @@
-"""Pure, no I/O: Zarr v3 groups as they are read: rows of arrays from the bytes of chunks, and what a zarr.json may say.
+"""Pure, no I/O: reading Zarr v3 groups: rows of arrays from the bytes of chunks, and the checks of a zarr.json.
 
-Only what this library writes is ever read, and no memory is made for more than chunks can hold. A chunk that was not
+Only groups of this library are ever read, and no memory is made for more than chunks can hold. A chunk that was not
 fetched is an error, never the fill value.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Chunks = Mapping[str, Buffer]  # member name -> stored bytes
 
-_MOST_IN_A_CHUNK = 1 << 48  # items: what no machine holds
+_MOST_IN_A_CHUNK = 1 << 48  # items: more than any machine holds
 _BETWEEN = ((), ("zstd",), ("gzip",))  # codecs after the first, before the checksum
 
 
@@ -97,7 +97,7 @@ class ShardView:
 
     def describe(self, path: str) -> StoredArray:
         """An array by its metadata; CorruptChunkError if `encode` could not have written that: zarr also knows old
-        formats, and codecs that unpickle what they read."""
+        formats, and codecs that unpickle."""
         if path not in self._described:
             if path not in self._arrays:
                 raise NotFoundError(f"A shard has no array {path!r}, only {self.paths}: read one of these.")
@@ -113,7 +113,7 @@ class ShardView:
         return self._described[path]
 
     def is_raw(self, path: str) -> bool:
-        """True if the chunks of an array are its rows as they lie in memory, and their checksum."""
+        """True if the chunks of an array are its rows as in memory, with their checksum."""
         array = self.describe(path)
         return not array.compression and array.dtype != object
 
@@ -142,7 +142,7 @@ class ShardView:
         return self.chunk(array.path, number, chunks[member])
 
 
-# -- what a zarr.json says ------------------------------------------------------------------------------------------
+# -- the zarr.json ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class _ArrayNode(Record):
 
 @dataclass(frozen=True, slots=True)
 class _AnyNode(Record):
-    """An array or a group of a zarr.json; `more` is looked into when it is asked for."""
+    """An array or a group of a zarr.json; `more` is read on demand."""
 
     node_type: str
 

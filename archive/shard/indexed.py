@@ -1,7 +1,7 @@
-"""Pure, no I/O: ZIPs with an index in front: what a rank stages for a checkpoint, and what it writes to its journal.
+"""Pure, no I/O: ZIPs with an index in front: a rank's part of a checkpoint, and an object of its journal.
 
-Such an object is also a Zarr group. Its first member, `index.json`, is stored plainly and says where the others lie,
-counted from the end of its own bytes, so that whoever knows only the object's name reads it in one or two requests.
+Such an object is also a Zarr group. Its first member, `index.json`, is stored plainly and has the offsets of the
+others, counted from the end of its own bytes, so that a reader with the object's name alone needs one or two requests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MEMBER = [str, str, int, int, int, int, int]  # name, array, chunk, rows, offse
 
 
 def _read_members(value: Any, at: str) -> tuple[Placed, ...]:
-    """There may be millions, so these are not read field by field."""
+    """The members, which may be millions, so they are not read field by field."""
     if type(value) is not list:
         refuse(value, at, "no list")
     for one in value:
@@ -51,7 +51,7 @@ def file_member(name: str, data: bytes) -> Member:
 
 
 def pack(index: Record, members: Sequence[Member]) -> tuple[list[Any], list[Placed]]:
-    """The object's buffers, the index (with the members' places) first; and where each member lies in the object."""
+    """The object's buffers, the index (with the members' offsets) first; and the offset of each member in it."""
     _, placed = packing.pack([file_member(INDEX, b"{}"), *members])
     base = placed[0].offset + placed[0].size
     whole: Any = replace(index, members=tuple([replace(p, offset=p.offset - base) for p in placed[1:]]))  # type: ignore[call-arg]
@@ -67,7 +67,7 @@ def index_span(head: bytes, where: str) -> tuple[int, int]:
     """The index's place in the object, from the object's first bytes."""
     name = head[30:INDEX_AT]
     if head[:4] != b"PK\x03\x04" or name != INDEX.encode() or head[28:30] != b"\0\0":
-        raise CorruptStateError(f"{where} is not what a rank has written: it does not begin with {INDEX}")
+        raise CorruptStateError(f"{where} is no object of a rank: it does not begin with {INDEX}")
     size = int.from_bytes(head[22:26], "little")
     if size > MAX_INDEX_BYTES:
         raise CorruptStateError(f"{where} says that its index has {size} bytes, which none has; it is damaged")

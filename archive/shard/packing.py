@@ -1,6 +1,6 @@
-"""Pure, no I/O: members of a group laid end to end as a ZIP or as loose objects, and where each lies.
+"""Pure, no I/O: members of a group end to end as a ZIP, or as loose objects, and the offset of each.
 
-The ZIP is what any ZIP reader opens: chunks stored, `zarr.json` members deflated, every date 1980-01-01, so equal
+Any ZIP reader opens the ZIP: chunks stored, `zarr.json` members deflated, every date 1980-01-01, so equal
 members give equal bytes. Our own reader never parses it: the table of `Placed` rows has the offsets.
 """
 
@@ -30,7 +30,7 @@ _MAX_METADATA_BYTES = 1 << 25  # of 50,000 arrays
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One named run of bytes of a shard, before it has a place."""
+    """One named sequence of bytes of a shard, before it has a place."""
 
     name: str
     data: Buffer
@@ -48,9 +48,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """One row of the chunk table: where the bytes lie in the object, and their checksum.
+    """One row of the chunk table: the offset of the bytes in the object, and their checksum.
 
-    `crc32c` of metadata is of its bytes as they lie there. A chunk ends in its own crc32c, which zarr checks while
+    `crc32c` of metadata is of its stored bytes. A chunk ends in its own crc32c, which zarr checks while
     decoding; the table repeats that number, so that a chunk that is whole but not the one meant is noticed too.
     """
 
@@ -64,7 +64,7 @@ class Placed:
 
 
 def pack(members: Sequence[Member]) -> tuple[list[Buffer], list[Placed]]:
-    """The ZIP file of `members` as buffers in file order, and the table of where each member's bytes lie.
+    """The ZIP file of `members` as buffers in file order, and the table of offsets of each member's bytes.
 
     Buffers of stored members are the members' own: nothing is copied. The same members give the same bytes.
     """

@@ -84,7 +84,7 @@ class ShardWriter:
             )
 
     def write(self, key: str, members: Sequence[Member]) -> list[Placed]:
-        """Write one encoded shard; where its members lie."""
+        """Write one encoded shard; the offsets of its members."""
         if self.archive_layout == "packed":
             buffers, placed = packing.pack(members)
             self.storage.put(key, buffers)
@@ -94,7 +94,7 @@ class ShardWriter:
         return placed
 
     def close(self) -> None:
-        """Give back its threads, once they have done what they are at."""
+        """End its threads, once their work is done."""
         self._encoders.shutdown(wait=True)
 
 
@@ -213,7 +213,7 @@ def _even_part(rows: int, runs: int, fitting: int) -> int | None:
     return next((run // parts for parts in range(least, 2 * least) if run % parts == 0), None)
 
 
-# -- what a zarr.json says ---------------------------------------------------------------------------------------------
+# -- the zarr.json ---------------------------------------------------------------------------------------------
 
 
 def _metadata(

@@ -1,4 +1,4 @@
-"""Objects below one root, the only room that reaches the network. Keys, ranges and bytes come in; bytes, or the
+"""Objects below one root; the only room that reaches the network. Keys, ranges and bytes come in; bytes, or the
 library's errors, go out."""
 
 from __future__ import annotations

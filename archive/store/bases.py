@@ -1,8 +1,8 @@
 """Archives that refer to shards of other archives: reading from several roots,
 each opened only if the caller allows it.
 
-A key `base:<archive id>:<key>` lies in another archive, whose URL the commit names. Nothing is opened because a bucket
-says so: the caller lists the URLs (or beginnings of URLs) that may be, when opening the archive.
+A key `base:<archive id>:<key>` is in another archive, whose URL the commit names. A bucket alone never makes the
+library open another one: the caller lists the allowed URLs (or beginnings of URLs) when opening the archive.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from archive.store.root import check_key, parse_root
 from archive.store.storage import Storage
 
 _KEY = re.compile(r"base:([0-9a-f]{32}):(.+)\Z", re.DOTALL)
-_AMBIGUOUS = re.compile(r"::|[?#]|%2[ef]|%5c", re.IGNORECASE)  # what some protocols read as another place
+_AMBIGUOUS = re.compile(r"::|[?#]|%2[ef]|%5c", re.IGNORECASE)  # characters that some protocols read as another place
 
 
 def split_key(key: str) -> tuple[str | None, str]:
@@ -30,7 +30,7 @@ def split_key(key: str) -> tuple[str | None, str]:
 
 
 def join_key(archive_id: str | None, key: str) -> str:
-    """A key as another archive refers to it; one that already refers elsewhere stays."""
+    """A key in the form in which another archive refers to it; a key that already refers elsewhere stays."""
     return key if archive_id is None or _KEY.match(key) else f"base:{archive_id}:{key}"
 
 
@@ -86,15 +86,15 @@ class Roots:
         self.storage(base).scatter(rest, start, rooms, again=again)
 
     def is_remote(self, keys: Iterable[str]) -> bool:
-        """True if there is a network on the way to all of these keys, so that a request costs more than some bytes."""
+        """True if all of these keys are behind a network, so that a request costs more than some bytes."""
         return all(self.storage(base).driver.remote for base in {split_key(key)[0] for key in keys})
 
     def scatters(self, keys: Iterable[str]) -> bool:
-        """True if Storage.scatter is to be had wherever these keys lie."""
+        """True if Storage.scatter works for all of these keys."""
         return all(self.storage(base).driver.can("read_into") for base in {split_key(key)[0] for key in keys})
 
     def url_of(self, base: str) -> str:
-        """The URL of a base, as the commit says; empty if it doesn't."""
+        """The URL of a base, by the commit; empty if it has none."""
         return self._bases.get(base, "")
 
     def allows(self, base: str | None) -> bool:
@@ -128,7 +128,7 @@ def _inside(one: ByteRange) -> ByteRange:
 
 
 def as_allowed(given: Any) -> bool | tuple[str, ...]:
-    """`allow_bases` as a user gives it (True, or one or several URLs or paths) in the form that is compared."""
+    """The user's `allow_bases` (True, or one or several URLs or paths) in the form that is compared."""
     if isinstance(given, bool):
         return given
     one = isinstance(given, (str, os.PathLike)) or hasattr(given, "protocol")
@@ -146,7 +146,7 @@ def _same_server(url: str, own: str) -> bool:
 
 
 def _allowed(url: str, allowed: bool | Sequence[str]) -> bool:
-    """True if a base's URL is one of those allowed, or lies below one; one that could mean another place does not."""
+    """True if a base's URL is an allowed one, or is below one; ambiguous URLs are not allowed."""
     if isinstance(allowed, bool):
         return allowed and bool(url)
     return url in allowed or any(_below(url, root if root.endswith("/") else f"{root}/") for root in allowed)

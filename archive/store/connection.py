@@ -1,5 +1,5 @@
-"""Does I/O: one process's connection to the store behind a root, requests over it with their retries, and what lies
-between all connections of this process and their stores while somebody looks on."""
+"""Does I/O: one process's connection to the store behind a root, requests with their retries, and wrappers between all
+connections of this process and their stores."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Connection:
 
     @property
     def driver(self) -> Driver:
-        """This process's driver, made at the first use, and what lies around it."""
+        """This process's driver, made at the first use, with its wrappers."""
         driver = self.engine().driver
         for wrap in tuple(_around):
             driver = wrap(self.url, driver)
@@ -121,7 +121,7 @@ class Connection:
     def request(
         self, verb: str, key: str, attempt: Callable[[float], T], cancelled: threading.Event | None = None
     ) -> T:
-        """Run one request with its retries, counted; raise one of the library's errors for what fails.
+        """Run one request with its retries, counted; failures become the library's errors.
 
         `attempt` is given the seconds that it may take. It is tried again until it answers, fails for good, is
         cancelled, or the deadline has passed.
@@ -163,8 +163,8 @@ def _open(root: StoreRoot, deadline_s: float, concurrency: int, allowed: bool | 
 
 @contextmanager
 def around(wrap: Around) -> Iterator[None]:
-    """Have every connection of this process, open already or not, go through the driver that `wrap` gives for its root
-    and its own driver, until the block ends; whoever is forked meanwhile keeps it. Of nested blocks the inner one is
+    """Let every connection of this process, open already or not, go through the driver that `wrap` makes of its root
+    and its own driver, until the block ends; processes forked meanwhile keep it. Of nested blocks the inner one is
     nearer to the store."""
     _around.insert(0, wrap)
     try:

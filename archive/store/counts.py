@@ -20,7 +20,7 @@ _lock = forking.own(sys.modules[__name__], "_lock", threading.Lock)
 class IOStats:
     """Requests sent (each try counts) by verb, payload bytes, retries, and calls that ended in an error.
 
-    answered_no: calls answered "not there" or "already there". That is often what is asked, so it is no error.
+    answered_no: calls answered "not there" or "already there". Callers often expect that, so it is no error.
     """
 
     get: int = 0
@@ -46,7 +46,7 @@ class IOStats:
             return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def snapshot(self) -> IOStats:
-        """A copy that stands still."""
+        """A copy that does not change."""
         return IOStats(**self.as_dict())
 
     def __sub__(self, earlier: IOStats) -> IOStats:
@@ -75,7 +75,7 @@ def totals() -> dict[str, IOStats]:
 
 
 def _begin_anew() -> None:
-    """In a forked child what its parent has counted is not counted once more."""
+    """Reset the counts in a forked child, so that its parent's are not counted twice."""
     _totals.update({store: IOStats() for store in _totals})
 
 

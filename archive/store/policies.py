@@ -1,4 +1,4 @@
-"""Pure, no I/O: what a reader, a writer and a pruner of an archive need to be permitted by S3, and no more."""
+"""Pure, no I/O: the S3 permissions that a reader, a writer and a pruner of an archive need, and no more."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def policy(role: str, url: object) -> dict[str, Any]:
     """An IAM policy as JSON for a "reader", a "writer" or a "pruner" of the archive at an s3:// URL, or of all archives
     below it.
 
-    A writer may not delete: nothing that it does needs to. A pruner may write, too, as what it let go of is a commit.
+    A writer may not delete: it never needs to. A pruner may write, too, because its list is a commit.
     UsageError for another role, or a URL of no bucket.
     """
     if role not in OBJECT_ACTIONS:

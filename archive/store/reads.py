@@ -66,7 +66,7 @@ class ObjectReader(Connection):
     def get_head(self, key: str, max_bytes: int, cancelled: threading.Event | None = None) -> bytes:
         """The first bytes of an object of unknown size, at most `max_bytes`, in one request; none of an empty one.
 
-        So what has a bound is read within it: ask for one byte more to know that there are more.
+        To read within a bound, ask for one byte more than it, which shows if there are more.
         """
         return _as_bytes(self._get_range(key, 0, max_bytes, cancelled, head=True))
 
@@ -92,7 +92,7 @@ class ObjectReader(Connection):
     def iter_ranges(self, ranges: Iterable[ByteRange], *, max_bytes: int) -> Generator[Buffer, None, None]:
         """Ranges in order, read ahead by at most `max_bytes` (and always at least one range).
 
-        Closing it cancels what was read ahead. Let go of what you have used: its memory may then serve the next reads.
+        Closing it cancels the reads ahead. Drop buffers that you have used: their memory then serves the next reads.
         """
         driver = self.driver
         if driver.can("get_ranges"):
@@ -104,8 +104,8 @@ class ObjectReader(Connection):
         """Fill memory of the caller's, several requests at once, and call `use` with the number of each that is done.
 
         They are answered in any order; `use` is called in the thread that read it. At most `max_bytes` (and always
-        one filling) are under way. The first error, of `use` as well, ends it; nothing is written or used any more when
-        it is raised, and what the memory holds is undefined.
+        one filling) are in flight. The first error, of `use` as well, ends it; nothing is written or used any more when
+        it is raised, and the content of the memory is undefined.
         """
         gate = Gate()
 
@@ -133,7 +133,7 @@ class ObjectReader(Connection):
     def scatter(self, key: str, start: int, rooms: Sequence[memoryview], *, again: bool = False) -> None:
         """Fill memory of the caller's, `rooms` one after the other, with the bytes of an object from `start` on.
 
-        again: this goes on with a range of which a part was read before; the request is counted once.
+        again: this continues a range of which a part was read before; the request is counted once.
         After an error what they hold is undefined.
         """
         stop = start + sum(len(room) for room in rooms)
@@ -149,7 +149,7 @@ class ObjectReader(Connection):
 
     @contextlib.contextmanager
     def meanwhile(self, call: Callable[[threading.Event], T]) -> Generator[Callable[[], T], None, None]:
-        """Run a call of requests beside the caller's own, until the block ends; what it gives waits for the result.
+        """Run a call of requests beside the caller's own, until the block ends; the yielded function waits for it.
 
         The event that `call` is given is for the requests' `cancelled`: it is set when the block ends. Where there is
         no network in between, the call only runs when it is waited for.
@@ -194,8 +194,8 @@ class ObjectReader(Connection):
     def _iter_batches(
         self, driver: Driver, ranges: Iterable[ByteRange], max_bytes: int
     ) -> Generator[Buffer, None, None]:
-        """Small ranges of one object are read in one go, where all are small by the caller's own thread: handing them
-        to another would take longer than reading them."""
+        """Read small ranges of one object in one go, by the caller's own thread if all are small: handing them over
+        would take longer than reading them."""
         wanted = list(ranges)
         small = all(one.size <= BATCH_BYTES for one in wanted)
         batch_bytes = min(SMALL_BATCH_BYTES if small else BATCH_BYTES, max_bytes // 2)
@@ -213,7 +213,7 @@ class ObjectReader(Connection):
     def _batch_job(
         self, driver: Driver, batch: Sequence[ByteRange], memory: Memory | None = None
     ) -> Task[Sequence[Buffer]]:
-        """The reading of ranges of one object: of large ones that fit into a piece of `memory`, into that."""
+        """The reading of ranges of one object: large ones that fit into a piece of `memory` go there."""
         size = sum(one.size for one in batch)
         into = memory if memory is not None and BATCH_BYTES < size <= memory.piece_bytes else None
         return Task(partial(self._get_batch, driver, batch, into), size)
@@ -244,7 +244,7 @@ class ObjectReader(Connection):
 
 
 def _read_once(driver: Driver, key: str, start: int, stop: int | None, timeout_s: float, whole: bool) -> Buffer:
-    """Read once. `whole`: an object of unknown size is meant; none of an empty one."""
+    """Read once. `whole`: an object of unknown size, maybe empty."""
     try:
         return driver.get(key, start, stop, timeout_s)
     except Exception as error:
@@ -256,7 +256,7 @@ def _read_once(driver: Driver, key: str, start: int, stop: int | None, timeout_s
 
 @cache
 def _memory() -> Memory:
-    """The memory of all reads of this process: who reads run after run has the same pieces each time."""
+    """The memory of all reads of this process: repeated reads get the same pieces each time."""
     from archive.arrays import Memory
 
     return Memory(PIECE_BYTES, keep=PIECES)
@@ -316,7 +316,7 @@ def _check_length(came: int, start: int, stop: int, url: str) -> None:
 
 
 class _Pour:
-    """Fills memory with pieces of bytes, one after the other. came: how many bytes there were."""
+    """Memory that is filled with pieces of bytes, one after the other. came: the number of bytes."""
 
     def __init__(self, filling: Filling, gate: Gate) -> None:
         self.came = 0
@@ -325,9 +325,9 @@ class _Pour:
         self._gate = gate
 
     def take(self, piece: Buffer) -> None:
-        """Put a piece behind what came before; StorageError once nobody waits for it any more."""
+        """Put a piece behind the earlier ones; StorageError once no caller waits for it any more."""
         if not self._gate.through(lambda: self._take(piece)):
-            raise StorageError("nobody waits for this any more")
+            raise StorageError("no caller waits for this any more")
 
     def _take(self, piece: Buffer) -> None:
         import numpy as np  # copies without the interpreter's lock

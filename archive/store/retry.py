@@ -1,8 +1,8 @@
 """Waits, but does no I/O: the one retry layer, with full jitter and a deadline, and the errors for what failed.
 
-No library does it: each try is given what is left of the deadline, a caller that stops ends the pause, and whether an
-earlier try may have written something is remembered. tenacity and stamina have none of the three. The log says what is
-tried again and why; errors hold no credentials.
+No library does it: each try gets the rest of the deadline, a caller that stops ends the pause, and it remembers if an
+earlier try may have written something. tenacity and stamina have none of the three. The log has each request that is
+tried again, and the reason; errors hold no credentials.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from archive.store.drivers import Cause, chain_of, judge, unreached
 # Steps of 1.2 rather than 2: the cap is reached as late as attempt 26, so twenty refusals in a row cost seconds.
 BASE_S, CAP_S, GROWTH = 0.05, 5.0, 1.2
 MAX_SHORT_READS = 4
-LEAST_TRY_S = 0.25  # with less time left, a try would be cut off, and nobody knew whether it had done anything
+LEAST_TRY_S = 0.25  # with less time left, a try would be cut off with an unknown effect
 
-_BAD_ANSWERS = (Cause.SHORT, Cause.BROKEN)  # the same again and again is damage at rest
+_BAD_ANSWERS = (Cause.SHORT, Cause.BROKEN)  # repeated ones are damage at rest
 TELL_S, TELL_AGAIN_S = 3.0, 30.0
 
 _jitter = random.SystemRandom()  # the program's own stream of random numbers is not ours to draw from
@@ -51,7 +51,7 @@ class Tries:
     """The tries of one request. `landed`: one of them may have written something, whatever the later ones say."""
 
     def __init__(self, deadline_s: float, short_reads: int = MAX_SHORT_READS) -> None:
-        """short_reads: so often an answer may be cut short, or damaged."""
+        """short_reads: the number of times that an answer may be cut short, or damaged."""
         self.deadline_s = deadline_s
         self.number = 0
         self.kind = Cause.OTHER  # of the last failure
@@ -66,7 +66,7 @@ class Tries:
 
     @property
     def answered_no(self) -> bool:
-        """True if the store said plainly that the object is not there, or already is: callers often ask for that."""
+        """True if the store answered that the object is missing, or already exists: callers often expect that."""
         return self.kind in (Cause.MISSING, Cause.EXISTS) and not self.landed
 
     def begin(self) -> float:
@@ -75,8 +75,8 @@ class Tries:
         return max(0.01, self.deadline_s - self.elapsed_s)
 
     def may_go_on(self, error: Exception, renew: Callable[[], bool]) -> bool:
-        """True if another try may succeed where one has failed. `renew`, where credentials have expired, gives whether
-        others may be there now, or soon."""
+        """True if another try may succeed after this error. `renew`, called for expired credentials, is true if there
+        may be new ones, now or soon."""
         _part(error, self._handled)
         failure = judge(error)
         self.kind, self.landed = failure.kind, self.landed or failure.landed
@@ -84,23 +84,23 @@ class Tries:
         return again or (self.kind is Cause.EXPIRED and renew())
 
     def pause(self, stop: threading.Event) -> bool:
-        """Wait for the next try; False where no time is left for it, or it was stopped."""
+        """Wait for the next try; False if no time is left for it, or it was stopped."""
         pause = _jitter.uniform(0, longest_delay(self.number))
         over = self.elapsed_s + pause + min(LEAST_TRY_S, self.deadline_s / 4) >= self.deadline_s
         return not over and not stop.wait(pause)
 
 
 def _part(error: Exception, handled: BaseException | None) -> None:
-    """Take from what led to an error that which the caller was handling before: it would be judged as its cause."""
+    """Detach an error's causes from the exception that the caller was handling, which would be judged as its cause."""
     for one in chain_of(error):
         if handled is not None and one.__context__ is handled:
             one.__context__ = None
 
 
 class Patience:
-    """The patience of one process with one store. Threads may share it: at worst two of them tell the same.
+    """The patience of one process with one store. Threads may share it: at worst two of them log the same.
 
-    first_answer_s: give up after that while nothing there could be reached at all; None: go on to the deadline.
+    first_answer_s: give up after that while no server could be reached at all; None: go on to the deadline.
     """
 
     def __init__(self, first_answer_s: float | None = None) -> None:
@@ -108,7 +108,7 @@ class Patience:
         self._told_at = -math.inf
 
     def answered(self) -> None:
-        """Somebody is there."""
+        """Take note that the server answers."""
         self._first_answer_s = None
 
     def failed(self, what: str, why: str, error: Exception, elapsed_s: float, deadline_s: float) -> bool:
@@ -126,7 +126,7 @@ class Patience:
         return False
 
 
-# -- what is raised ----------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------------------
 
 
 def explain(cause: Exception, tries: Tries, verb: str, url: str, scrub: Callable[[str], str]) -> ArchiveError:
@@ -207,7 +207,7 @@ _ERRORS: dict[Cause, tuple[type[ArchiveError], str]] = {
 
 
 def printable_cause(error: Exception, scrub: Callable[[str], str]) -> Exception:
-    """`error`, or a plain stand-in where its text, or that of what caused it,
+    """`error`, or a plain stand-in if its text, or its cause's,
     holds a credential or acts on a terminal."""
     texts = [text for one in chain_of(error) for text in (str(one), repr(one))]
     if all(visible(scrub(text)) == text for text in texts):

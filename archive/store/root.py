@@ -1,4 +1,4 @@
-"""Pure, no I/O: where an archive lives, which names are safe below it, and what must not be printed."""
+"""Pure, no I/O: the place of an archive, the names that are safe below it, and the secrets that must not be printed."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def split_file(url: object) -> tuple[str, str]:
 
 
 def local_path(path: str | os.PathLike[str], what: str) -> Path:
-    """A path of this machine; a URL of anything else is refused, as it would become a folder called "s3:"."""
+    """A path of this machine; a URL is refused, as it would become a folder called "s3:"."""
     text = os.fspath(path)
     if _SCHEME.fullmatch(text) and not _LOCAL_PREFIX.match(text):
         raise UsageError(f"{what} {text} is a URL; it must be a path on this machine")
@@ -130,7 +130,7 @@ def local_path(path: str | os.PathLike[str], what: str) -> Path:
 
 
 def _checked_path(path: str) -> str:
-    """A local path; one that looks like a URL that lost a slash (as pathlib makes of it) is refused."""
+    """A local path; one that looks like a URL without a slash (as pathlib makes of it) is refused."""
     if match := _BROKEN.fullmatch(path):
         scheme = match[1]
         raise UsageError(
@@ -194,7 +194,7 @@ def _secrets(options: Mapping[str, Any], *more: str) -> tuple[str, ...]:
 
 
 def _value_secrets(value: Any, secret: bool) -> Iterator[str]:
-    """The texts of an option's value that must not be shown: all of a `secret` one, else who is named in a URL."""
+    """The secret texts in an option's value: all of a `secret` one, else the user in a URL."""
     if isinstance(value, Mapping):
         for name, one in value.items():
             yield from _value_secrets(one, secret or bool(_SECRET_OPTION.search(str(name))))

@@ -25,7 +25,7 @@ def parse(data: bytes, what: str, error: type[IntegrityError]) -> Any:
 
 
 def read_small(storage: Storage, key: str, kind: type[R], error: type[IntegrityError]) -> R:
-    """A small object as a record; MissingObjectError if it is not there, `error` if it is something else."""
+    """A small object as a record; MissingObjectError if it is missing, `error` if it is something else."""
     what = storage.full_url(key)
     return kind.from_json(parse(read_bytes(storage, key, error), what, error), what=what, error=error)
 

@@ -37,7 +37,7 @@ from archive.store.root import check_key, check_listed
 Data = Buffer | Sequence[Buffer]
 Errors = dict[str, StorageError]
 
-LOOK_BYTES = 256 * 1024  # of an object that may be another's
+LOOK_BYTES = 256 * 1024  # read of an object that may be another writer's
 LOOK_AGAIN_S = 0.05
 _LOOKS_AT_ONCE = 4  # beside what else is under way
 _BATCHES_AT_ONCE = 4  # of a thousand each: stores take a few thousand deletes a second below one prefix
@@ -51,7 +51,7 @@ class Storage(ObjectReader):
         return self.driver.exclusive
 
     def put(self, key: str, data: Data) -> None:
-        """Makes an object, whole or not at all; one of that name is replaced."""
+        """Make an object, whole or not at all; one of that name is replaced."""
         self._put(key, data, None)
 
     def _put(self, key: str, data: Data, cancelled: threading.Event | None) -> None:
@@ -65,11 +65,11 @@ class Storage(ObjectReader):
         self.request("put", key, attempt, cancelled)
 
     def put_many(self, items: Iterable[tuple[str, Data]]) -> None:
-        """Makes objects, several at once, taking `items` as it goes. After an error nothing more is written."""
+        """Make objects, several at once, taking `items` on the way. After an error nothing more is written."""
         self._settle(tasks(lambda item, cancelled: self._put(*item, cancelled), items), max_ahead=self.concurrency)
 
     def create(self, key: str, data: Data) -> None:
-        """Makes an object only if there is none of that name; two callers never both succeed.
+        """Make an object only if there is none of that name; two callers never both succeed.
 
         AlreadyExistsError if there is one. AmbiguousWriteError if the answer was lost, so that it may be this one.
         NotExclusiveError if the store has no such put (but see `single_writer`); nothing is written then.
@@ -90,11 +90,11 @@ class Storage(ObjectReader):
         self.request("create", key, attempt)
 
     def create_once(self, key: str, data: Data, *, unclear: Exception | None = None, look: bool = True) -> None:
-        """Makes an object as `create` does, and finds out whether it did where the answer is lost.
+        """Make an object as `create` does; if the answer is lost, find out.
 
-        Nobody else makes the same bytes (a nonce is among them, or it does not matter who does): if they are there,
+        No other writer makes the same bytes (they have a nonce, or their writer does not matter): if they are there,
         this did it; if there are others, AlreadyExistsError; if there are none, they are sent again. Where the store
-        does not say by the deadline, `unclear` is raised (by default AmbiguousWriteError). Without `look`, a first
+        does not answer by the deadline, `unclear` is raised (by default AmbiguousWriteError). Without `look`, a first
         answer that it is there is taken as it is: the caller finds its own by other means."""
         wait = Wait(2 * self.deadline_s, LOOK_AGAIN_S)  # once for sending, once for looking
         while True:
@@ -120,14 +120,14 @@ class Storage(ObjectReader):
             wait.pause()
 
     def _holds(self, key: str, data: bytes) -> bool:
-        """True if these are an object's bytes; of a large one that differs no more than the first are read."""
+        """True if these are an object's bytes; of a large one that differs, only the first bytes are read."""
         first = min(len(data) + 1, LOOK_BYTES)
         return self.get_head(key, first) == data[:first] and (
             len(data) < first or self.get_head(key, len(data) + 1) == data
         )
 
     def refuses_again(self, key: str, data: Data) -> bool:
-        """True if the store refuses to create an object that is there, with the bytes that it has."""
+        """True if the store refuses to create an existing object, even with the bytes that it has."""
         try:
             self.create(key, data)
         except (AlreadyExistsError, AmbiguousWriteError):
@@ -135,15 +135,15 @@ class Storage(ObjectReader):
         return False
 
     def copies_from(self, source: Storage) -> bool:
-        """True if objects of `source` lie in the same store, which can copy them here by itself."""
+        """True if objects of `source` are in the same store, which can copy them here by itself."""
         same = (source.root.protocol, source.root.options) == (self.root.protocol, self.root.options)
         return same and self.driver.can("copy")
 
     def copy_from(self, source: Storage, source_key: str, key: str, *, least_bytes: int = 0) -> None:
-        """Has the store copy an object (see `copies_from`); none of its bytes are read here. Whole or not at all.
+        """Let the store copy an object (see `copies_from`); none of its bytes are read here. Whole or not at all.
 
         Size and ETag of both are compared. CorruptChunkError, and nothing is left, if they are not the same, or the
-        object is shorter than `least_bytes`. What the bytes are is not looked at.
+        object is shorter than `least_bytes`. The bytes themselves are not read.
         """
         before = source._look(source_key)
         if before.size < least_bytes:
@@ -170,16 +170,16 @@ class Storage(ObjectReader):
             )
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Removes objects; one that is not there is no error."""
+        """Remove objects; a missing one is no error."""
         self._settle(tasks(self._delete_one, keys), max_ahead=2 * self.concurrency)
 
     def delete_many(
         self, keys: Iterable[str], *, per_second: float | None = None, told: Callable[[int], None] | None = None
     ) -> Errors:
-        """Removes objects, by a request for a thousand where the store takes that; one that is not there is no error.
+        """Remove objects, by a request for a thousand if the store takes that; a missing one is no error.
 
-        Gives the errors of those that are still there; goes on after them. DeadlineError if nothing answers any more.
-        per_second: delete at most so many. told: called with how many more were tried, as it goes.
+        Returns the errors of those that are still there; goes on after them. DeadlineError if no answer comes any more.
+        per_second: the most to delete a second. told: called with the number of further tried ones, on the way.
         """
         if per_second is not None and per_second <= 0:
             raise UsageError(f"per_second={per_second} must be above zero, or None for no limit")
@@ -192,7 +192,7 @@ class Storage(ObjectReader):
         return errors
 
     def scan(self, prefix: str) -> Iterator[Listed]:
-        """Finds all objects below the folder `prefix` ("" for the root), however deep, in the store's own order.
+        """Find all objects below the folder `prefix` ("" for the root), however deep, in the store's own order.
 
         A request a thousand where the store lists so many; one that fails goes on where the last one ended. Read as it
         is iterated, and never cached.
@@ -219,9 +219,9 @@ class Storage(ObjectReader):
     def clock(self, prefix: str) -> datetime:
         """The time in UTC as the store tells it; nothing is written.
 
-        That of its answer to a LIST, or the clock of a folder on this machine. Where a store does not say it (what is
-        mounted from elsewhere, or goes through any other filesystem of fsspec), it is when the newest object below the
-        folder `prefix` was made: things are at least as old as they look by that.
+        It comes with the answer to a LIST, or is the clock of a local folder. If a store has none (a mounted folder, or
+        another filesystem of fsspec), it is the time when the newest object below the folder `prefix` was made: objects
+        are at least as old as they look by that.
         """
         folder, driver = check_key(prefix), self.driver
         now = driver.can("now") and self.request("list", folder, lambda timeout_s: driver.now(folder, timeout_s))
@@ -231,7 +231,7 @@ class Storage(ObjectReader):
         return now or max(made)
 
     def versioned(self) -> bool | None:
-        """True if what is deleted stays as an older version, which takes space; None where the store does not say."""
+        """True if deleted objects stay as older versions, which take space; None if the store does not say."""
         driver = self.driver
         if not driver.can("versioned"):
             return None
@@ -261,7 +261,7 @@ class Storage(ObjectReader):
         return self.request("head", check_key(key), attempt, cancelled)
 
     def _look(self, key: str) -> ObjectInfo:
-        """The store's word on an object: its size and ETag."""
+        """The store's facts on an object: its size and ETag."""
         check_key(key)
         return self.request("head", key, lambda timeout_s: self.driver.head(key, timeout_s))
 
@@ -277,8 +277,8 @@ class Storage(ObjectReader):
     def _delete_batch(
         self, together: bool, batch: Sequence[str], cancelled: threading.Event
     ) -> tuple[Sequence[str], Sequence[str], Errors]:
-        """Delete a batch by one request; the batch, the keys of it that are to be tried one by one, and what the store
-        refused. DeadlineError where nothing answers."""
+        """Delete a batch by one request; the batch, its keys that must be tried one by one, and the store's errors.
+        DeadlineError without an answer."""
         driver = self.driver
         if not together:
             return batch, batch, {}
@@ -342,7 +342,7 @@ def _flat(view: memoryview) -> Buffer:
 
 
 def _paced(keys: Iterable[str], per_second: float | None) -> Iterator[Sequence[str]]:
-    """The keys in batches of at most PAGE, no faster than so many keys a second."""
+    """The keys in batches of at most PAGE, no faster than this many keys a second."""
     size = PAGE if per_second is None else max(1, min(PAGE, int(per_second)))
     source, due = iter(keys), time.monotonic()
     while batch := [check_key(key) for key in islice(source, size)]:

@@ -1,4 +1,4 @@
-"""Pure, no I/O: the verbs of a store, and what goes in and out of them.
+"""Pure, no I/O: the verbs of a store, with their arguments and results.
 
 A driver sends one request a call, and none again. It raises FileNotFoundError for an object that is not there,
 FileExistsError for one that is, PermissionError where it is refused, TimeoutError or ConnectionError for what may be
@@ -40,9 +40,9 @@ class Location:
 
 
 class ObjectInfo(NamedTuple):
-    """A store's word on an object that it does not send. `etag` is empty where the store has none.
+    """The facts that a store has on an object. `etag` is empty where the store has none.
 
-    modified: when it was made, in UTC and by the store's own clock; None where the store does not say.
+    modified: the time when it was made, in UTC and by the store's own clock; None if unknown.
     """
 
     size: int
@@ -51,7 +51,7 @@ class ObjectInfo(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """An object that a scan has found; `modified` is when it was made, in UTC and by the store's own clock."""
+    """An object that a scan has found; `modified` is the time when it was made, in UTC and by the store's own clock."""
 
     key: str
     bytes: int
@@ -101,9 +101,9 @@ class Driver(ABC):
         """
 
     def stream(self, key: str, start: int, stop: int, take: Callable[[Buffer], None], timeout_s: float) -> None:
-        """Have `take` given bytes [start, stop) of an object, piece by piece as they come; fewer where it ends before.
+        """Call `take` with bytes [start, stop) of an object, piece by piece as they come; fewer if it ends before.
 
-        Nothing is given any more when this has returned, or raised.
+        `take` is not called any more once this has returned, or raised.
         """
         take(self.get(key, start, stop, timeout_s))
 
@@ -126,8 +126,8 @@ class Driver(ABC):
     def read_into(
         self, key: str, starts: Sequence[int], rooms: Sequence[Sequence[memoryview]], timeout_s: float
     ) -> Sequence[int]:
-        """Fill memory of the caller's, from several threads at once: `rooms[i]`, one after the other, with what lies
-        from `starts[i]` on; the number of bytes that came of each range."""
+        """Fill memory of the caller's, from several threads at once: `rooms[i]`, one after the other, with the bytes
+        from `starts[i]` on; the number of bytes of each range."""
         raise NotImplementedError
 
     def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Listed]]:
@@ -141,23 +141,23 @@ class Driver(ABC):
     def delete_many(self, keys: Sequence[str], timeout_s: float) -> Mapping[str, Exception]:
         """Remove at most PAGE objects by one request; give the errors of those that are still there.
 
-        One that is not there is no error. What it raises is of the request: each object may be there or not.
+        A missing object is no error. An exception is of the whole request: each object may be there or not.
         """
         raise NotImplementedError
 
     def versioned(self, timeout_s: float) -> bool:
-        """Ask whether the store keeps what is deleted or replaced, as a version that still takes space."""
+        """Ask if the store keeps deleted or replaced objects as versions, which still take space."""
         raise NotImplementedError
 
     def now(self, folder: str, timeout_s: float) -> datetime | None:
-        """Ask the store what time it is, in UTC, by a look at `folder` that changes nothing; None where its answer does
-        not say. Of one that says whole seconds it is the end of that second, as what was just made is no younger."""
+        """Ask the store for its time, in UTC, by a look at `folder` that changes nothing; None if its answer has none.
+        Of whole seconds it is the end of that second, so that a new object is never younger."""
         raise NotImplementedError
 
     def locate(self, key: str) -> str:
-        """Say where an object is, as `copy` of any driver of the same store takes it; nothing is sent."""
+        """The place of an object, in the form for `copy` of any driver of the same store; nothing is sent."""
         raise NotImplementedError
 
     def copy(self, source: str, key: str, timeout_s: float) -> None:
-        """Have the store copy an object to `key`, whole or not at all; none of its bytes pass through here."""
+        """Let the store copy an object to `key`, whole or not at all; none of its bytes pass through here."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Pure, no I/O: what an exception of a storage client means."""
+"""Pure, no I/O: the meaning of a storage client's exceptions."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from archive.base import ArchiveError, ShortReadError
 
 
 class BrokenAnswerError(Exception):
-    """The answer is none to what was asked, or not all of it."""
+    """The answer does not fit the request, or is incomplete."""
 
 
 class Cause(StrEnum):
-    """Why a request failed, as the caller needs to know it."""
+    """The cause of a failed request, as far as the caller needs it."""
 
     MISSING = "missing"
     DENIED = "denied"
-    EXPIRED = "expired"  # who asks is known no longer, until the source of the credentials renews them
+    EXPIRED = "expired"  # the credentials are no longer valid, until their source renews them
     FULL = "full"
     EXISTS = "exists"
     RANGE = "range"
@@ -57,7 +57,7 @@ _STATUSES = {404: Cause.MISSING, 410: Cause.MISSING, 412: Cause.EXISTS, 401: Cau
              416: Cause.RANGE, 507: Cause.FULL, 501: Cause.UNSUPPORTED, 505: Cause.OTHER}  # fmt: skip
 _STATUS_NOT_DONE = frozenset((408, 409, 425, 429))
 _NAMES = {  # the first of these that is in the chain of an error
-    **dict.fromkeys(("CredentialRetrievalError", "MetadataRetrievalError"), Cause.EXPIRED),  # nobody gives any now
+    **dict.fromkeys(("CredentialRetrievalError", "MetadataRetrievalError"), Cause.EXPIRED),  # their source fails now
     **dict.fromkeys(("NoCredentialsError", "PartialCredentialsError", "UnauthenticatedError"), Cause.DENIED),
     **dict.fromkeys(("PermissionDeniedError",), Cause.DENIED),
     **dict.fromkeys(("AlreadyExistsError", "PreconditionError"), Cause.EXISTS),
@@ -109,13 +109,13 @@ def judge(error: Exception) -> Failure:
 
 
 def in_place_of(error: Exception, shown: Exception) -> Exception:
-    """`shown`, which says less than `error`, and means what that did: of obstore's errors the words tell."""
+    """`shown`, which has less text than `error`, with the meaning of that: obstore's errors have it in words."""
     shown.__dict__["meant"] = judge(error)
     return shown
 
 
 def unreached(error: Exception) -> bool:
-    """True if a request was never sent, because nobody listens at that address or it has no such name."""
+    """True if a request was never sent, because no server listens at that address or it has no such name."""
     chain = list(chain_of(error))
     names = {cls.__name__ for one in chain for cls in type(one).__mro__}
     return bool(names & _NEVER_SENT) or any(
@@ -133,7 +133,7 @@ def unexplained(error: Exception) -> bool:
 
 
 def wrong_region(error: Exception) -> bool:
-    """True if obstore was told that the bucket lies elsewhere: by a redirect or as to the signature."""
+    """True if obstore was told that the bucket is in another region: by a redirect or by the signature."""
     return type(error).__module__.startswith("obstore") and bool(_ELSEWHERE.search(str(error)))
 
 

@@ -1,10 +1,10 @@
-"""Does I/O: a folder of the local file system (or a mounted one), with durable and create-only writes; links that lead
-out of it, and whose clock files there have.
+"""Does I/O: a folder of the local file system (or a mounted one), with durable and create-only writes; symbolic links
+that lead out of it; the clock of its files.
 
-Left alone, Linux begins to write when a file is synced, and whoever syncs waits for all of it. So what was written goes
-to the disk while the rest is being written. Where the room is reserved first, it need not look for room with each page,
-and a sync of one file does not wait for the data of others (ext4). All of it is hints: only a sync says whether the
-bytes are there, and a write whether there was room.
+Linux by itself begins to write when a file is synced, and the caller waits for all of it. So data goes to the disk
+while the rest is being written. Space that is reserved first is not searched for with each page, and a sync of one file
+does not wait for the data of others (ext4). All of it is hints: only a sync shows that the bytes are stored, and a
+write that there was space.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Inside:
             self._known.add(folder)
 
     def resolved(self, path: str) -> str:
-        """The same path, or where it leads as a link; UnsafePathError if that is elsewhere."""
+        """The path, or the target of a link; UnsafePathError if that is outside."""
         return self._resolve(path) if os.path.islink(path) else path  # noqa: PTH114 (a Path per object is measurable)
 
     @contextmanager
@@ -122,7 +122,7 @@ def of_this_machine(folder: str) -> bool:
 
 
 def announce(descriptor: int, spans: Sequence[tuple[int, int]]) -> None:
-    """Tell the operating system what will be read, so that a disk is asked for all of it at once."""
+    """Announce reads to the operating system, so that a disk is asked for all of it at once."""
     if len(spans) > 1 and hasattr(os, "posix_fadvise"):
         for start, stop in spans:
             os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_WILLNEED)
@@ -283,13 +283,13 @@ def discard(path: str) -> None:
 
 
 def _reserve(descriptor: int, size: int) -> None:
-    """Have the file system set aside room for a new file that will be of this size."""
+    """Let the file system reserve space for a new file of this size."""
     if size >= STEP_BYTES and (call := _system_call("fallocate", ctypes.c_int, ctypes.c_int64, ctypes.c_int64)):
         call(descriptor, 0, 0, size)  # the C library's posix_fallocate would write where a file system cannot do it
 
 
 def _begin_writing(descriptor: int, start: int, size: int) -> None:
-    """Have these bytes of an open file written out."""
+    """Start writing these bytes of an open file to the disk."""
     if call := _system_call("sync_file_range", ctypes.c_int64, ctypes.c_int64, ctypes.c_uint):
         call(descriptor, start, size, _SYNC_FILE_RANGE_WRITE)
 

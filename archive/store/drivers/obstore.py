@@ -1,4 +1,4 @@
-"""Does I/O: what obstore serves (S3, GCS, Azure), where it is registered with fsspec.
+"""Does I/O: the stores of obstore (S3, GCS, Azure), where it is registered with fsspec.
 
 Its blocking calls are used, in threads of our own, never its coroutines: those are answered by a thread of Rust's that
 calls into Python. When the program ends just then, Python ends that thread, which Rust takes for a fatal error, and the

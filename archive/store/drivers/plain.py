@@ -1,4 +1,4 @@
-"""Does I/O: the filesystems of fsspec: any that somebody else has made, those of buckets, of web servers, of memory.
+"""Does I/O: the filesystems of fsspec: those of other packages, of buckets, of web servers, of memory.
 
 Imports no fsspec.
 """
@@ -143,7 +143,7 @@ class BucketDriver(FsspecDriver):
         self._fs = type(old)(*old.storage_args, **{**old.storage_options, "skip_instance_cache": True})
 
     def _head_explained(self, key: str, timeout_s: float, head: Callable[[], ObjectInfo]) -> ObjectInfo:
-        """The answer of `head`. Where it is refused without a word, a GET is asked whether the credentials expired."""
+        """The answer of `head`. If it is refused without a reason, a GET shows if the credentials expired."""
         try:
             return head()
         except Exception as error:
@@ -174,7 +174,7 @@ class StreamingDriver(BucketDriver):
 
     @abstractmethod
     def _pour(self, key: str, start: int, stop: int, take: Callable[[Buffer], bool], timeout_s: float) -> None:
-        """Have `take` given the pieces, until it says that no more are wanted."""
+        """Call `take` with the pieces, until it wants no more."""
 
 
 class HttpDriver(FsspecDriver):
@@ -231,7 +231,7 @@ class Renewal:
         self._at = -math.inf
 
     def once(self, renew: Callable[[], None]) -> None:
-        """Call `renew`, unless somebody just has. Where that fails, all stays as it was."""
+        """Call `renew`, unless another thread just has. If that fails, nothing changes."""
         with self._lock:
             if time.monotonic() - self._at < RENEW_LEAST_S:
                 return
@@ -261,9 +261,9 @@ def answer_of(future: concurrent.futures.Future[T], timeout_s: float) -> T:
 
 
 def complete(data: Buffer, told: int) -> Buffer:
-    """`data` if it is as many bytes as the store said that are sent; ShortReadError if the answer ended before.
+    """`data` if it has as many bytes as the store announced; ShortReadError if the answer ended before.
 
-    What was asked for does not tell: it may reach beyond the object's end.
+    The requested range does not decide: it may reach beyond the object's end.
     """
     if len(data) < told:
         raise ShortReadError(f"{len(data)} of the {told} bytes that the store said it sends came")
@@ -290,7 +290,7 @@ def _found(key: str, entry: Mapping[str, Any]) -> Listed:
 
 
 def _modified(entry: Mapping[str, Any]) -> datetime | None:
-    """The time when an object was made, in whatever form a filesystem says it."""
+    """The time when an object was made, in any form that a filesystem has for it."""
     said = next((entry[name] for name in _TIMES if entry.get(name)), None)
     if isinstance(said, int | float):
         return datetime.fromtimestamp(said, UTC)
@@ -301,7 +301,7 @@ def _modified(entry: Mapping[str, Any]) -> datetime | None:
 
 
 def _is_async(fs: Any) -> bool:
-    """True if coroutines work all the way down: a wrapper says that it is async whatever it wraps."""
+    """True if coroutines work all the way down: a wrapper claims to be async whatever it wraps."""
     inner = getattr(fs, "fs", None)
     return bool(getattr(fs, "async_impl", False)) and (inner is None or _is_async(inner))
 

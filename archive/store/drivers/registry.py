@@ -1,4 +1,4 @@
-"""Does no I/O: which driver serves which protocol. The only module that imports fsspec.
+"""Does no I/O: the drivers by protocol. The only module that imports fsspec.
 
 A new store is a driver in a file of its own, and a line here: of `_DRIVERS` by its protocol, or of `_FILESYSTEMS` where
 fsspec has a filesystem for it that only needs its own way to create.
@@ -34,7 +34,7 @@ _FSSPECS_OWN: dict[str, type[FsspecDriver]] = {  # the very module: what is made
 
 
 def register(protocol: str, opener: Opener) -> None:
-    """Have `opener` serve all URLs of `protocol`, from now on and in this process."""
+    """Let `opener` serve all URLs of `protocol`, from now on and in this process."""
     _DRIVERS[protocol] = opener
 
 
@@ -55,12 +55,12 @@ _DRIVERS: dict[str, Opener] = {  # the protocol of a URL -> its driver; others a
 
 
 def open_driver(place: Location) -> Driver:
-    """Make the driver of a place; sends nothing. ImportError or ValueError where nobody serves its protocol."""
+    """The driver of a place; nothing is sent. ImportError or ValueError for an unknown protocol."""
     return _DRIVERS.get(place.protocol, _open_filesystem)(place)
 
 
 def similar_protocols(protocol: str) -> str:
-    """Say what may have been meant by a protocol that nobody serves; nothing of one that somebody does."""
+    """Suggestions for an unknown protocol; empty for a known one."""
     from fsspec import available_protocols
 
     known = sorted(available_protocols())

@@ -73,7 +73,7 @@ class S3Driver(StreamingDriver):
         self._call_async(self._stream(key, start, stop, take), timeout_s)
 
     async def _stream(self, key: str, start: int, stop: int, take: Callable[[Buffer], bool]) -> None:
-        """What s3fs's own reading does, but for joining the pieces, which its only thread would be busy with."""
+        """Read like s3fs, but without joining the pieces, which would keep its only thread busy."""
         body = (await self._answer(key, start, stop))["Body"]
         try:
             while (piece := await body.read(_PIECE_BYTES)) and take(piece):
@@ -88,7 +88,7 @@ class S3Driver(StreamingDriver):
         self._call("cp_file", source, self._path(key), timeout_s=timeout_s)
 
     def delete_many(self, keys: Sequence[str], timeout_s: float) -> Mapping[str, Exception]:
-        """Sends the request itself, as s3fs's own verb passes over the errors."""
+        """Send the request itself, as s3fs's own verb ignores errors."""
         bucket, stem = self._place()
         asked = {"Objects": [{"Key": f"{stem}{key}"} for key in keys], "Quiet": True}
         answer = self._call("call_s3", "delete_objects", Bucket=bucket, Delete=asked, timeout_s=timeout_s)
@@ -126,8 +126,8 @@ class S3Driver(StreamingDriver):
         return [name for name in names if name], len(pages)
 
     def _pages(self, prefix: str, begin: Mapping[str, str], timeout_s: float) -> Iterator[Mapping[str, Any]]:
-        """The answers to a LIST of what begins with `prefix`. BrokenAnswerError for one that does not say whether it is
-        all: botocore takes an empty answer for one of an empty folder."""
+        """The answers to a LIST of keys that begin with `prefix`. BrokenAnswerError for one that does not say if it is
+        complete: botocore takes an empty answer for an empty folder."""
         bucket, stem = self._place()
         asked = {"Bucket": bucket, "Prefix": f"{stem}{prefix}", "MaxKeys": PAGE, **begin}
         place: Mapping[str, str] | None = {}
@@ -139,13 +139,13 @@ class S3Driver(StreamingDriver):
             place = {"ContinuationToken": answer["NextContinuationToken"]} if answer["IsTruncated"] else None
 
     def _place(self) -> tuple[str, str]:
-        """The bucket, and what keys in it begin with."""
+        """The bucket, and the prefix of keys in it."""
         bucket, _, path = self._root.partition("/")
         return bucket, f"{path}/".lstrip("/")
 
 
 def _told(answer: Mapping[str, Any]) -> int:
-    """The number of bytes that the store said that its answer has: "bytes 0-9/100" is ten."""
+    """The number of bytes that the store announced for its answer: "bytes 0-9/100" is ten."""
     said = re.fullmatch(r"bytes (\d+)-(\d+)/.*", answer.get("ContentRange") or "")
     return int(said[2]) - int(said[1]) + 1 if said else 0
 

@@ -1,7 +1,7 @@
-"""Does I/O (files, and what issues credentials): which client an `s3://` URL goes through.
+"""Does I/O (files, and sources of credentials): the choice of the client for an `s3://` URL.
 
-It is obstore where that can say the same, else s3fs, which passes on dozens of settings of botocore's. Those that are
-known here are translated; any other is a reason to leave the bucket to s3fs, which is slower but means what it says.
+It is obstore if that can do the same, else s3fs, which passes on dozens of settings of botocore's. Those that are
+known here are translated; any other is a reason to use s3fs, which is slower but honours all of them.
 Credentials are found as botocore finds them.
 """
 
@@ -59,11 +59,11 @@ _PLAIN_REGIONS = ("us-", "eu-", "ap-", "sa-", "ca-", "me-", "af-", "il-", "mx-")
 
 
 class UntranslatedError(ValueError):
-    """The options, or what is around them, say something that obstore would not heed."""
+    """The options, or their environment, have a setting that obstore would not honour."""
 
 
 def understood(place: Location) -> dict[str, Any]:
-    """The options by one name each, those of no meaning here left out; UntranslatedError for one that is not known."""
+    """The options by one name each, without meaningless ones; UntranslatedError for an unknown one."""
     found: dict[str, Any] = {}
     for name, value in _flat(place.options):
         if name in _UNDERSTOOD and value is not None:
@@ -157,7 +157,7 @@ def _region(options: Mapping[str, Any], configured: Mapping[str, str]) -> str:
 
 
 class Session:
-    """botocore's own session, which is only made where files or roles have to be looked at."""
+    """botocore's own session, made only if files or roles must be read."""
 
     def __init__(self, profile: str | None) -> None:
         self._profile = profile
@@ -169,7 +169,7 @@ class Session:
         return botocore.session.Session(profile=self._profile)
 
     def configured(self) -> Mapping[str, str]:
-        """The AWS configuration of the profile; UntranslatedError for what obstore would not heed."""
+        """The AWS configuration of the profile; UntranslatedError for settings that obstore would not honour."""
         path = Path(os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config").expanduser()
         if not (self._profile or (path.is_file() and path.stat().st_size > 0)):
             return {}
@@ -206,7 +206,7 @@ class Session:
 
 
 class Signer:
-    """Gives obstore credentials, and remembers them.
+    """A source of credentials for obstore, which remembers them.
 
     It knows of no store: a store holds on to it, where Python sees no cycle, so that neither would ever go.
     """
@@ -231,8 +231,8 @@ class Signer:
         return give
 
     def told(self, error: Exception) -> Exception:
-        """Why there were no credentials, which obstore only has in words; else the same error without what requests
-        were signed with: obstore's hold the whole answer of the store."""
+        """The reason that there were no credentials, which obstore only has in words; else the error without the
+        signature of requests: obstore's hold the whole answer of the store."""
         failure, self._failure = self._failure, None
         if failure is not None and type(error).__name__ == "UnauthenticatedError":
             return failure
@@ -300,7 +300,7 @@ class Bucket:
 
 
 class S3Transport(DelegatingDriver):
-    """A bucket through obstore; through s3fs from when the store says that it lies in another region.
+    """A bucket through obstore; through s3fs once the store says that it is in another region.
 
     s3fs follows it there, obstore does not. Such an answer means that nothing was done.
     """
@@ -358,11 +358,11 @@ class S3Transport(DelegatingDriver):
 
 
 def open_s3(place: Location, through_s3fs: Callable[[Location], Driver], registered: bool) -> Driver:
-    """The driver of an `s3://` URL. The option `transport` names one of TRANSPORTS: ValueError where obstore can't.
+    """The driver of an `s3://` URL. The option `transport` names one of TRANSPORTS: ValueError if obstore can't.
 
-    The option `late_list` says that what was made may not be listed yet.
+    The option `late_list` means that new objects may be missing in a LIST.
 
-    registered: somebody has given `s3` another filesystem, which is then used.
+    registered: `s3` has another filesystem in fsspec, which is then used.
     """
     wanted = place.options.get("transport")
     if wanted not in (None, *TRANSPORTS):

@@ -102,9 +102,9 @@ class DelegatingDriver(Driver):
 
 
 class SingleWriterDriver(DelegatingDriver):
-    """Another driver, whose every create looks first, and only puts where the store can't create.
+    """Another driver, whose every create looks first, and puts if the store cannot create.
 
-    Threads of this process take turns; another process that writes there, too, is not seen.
+    Threads of this process take turns; other writing processes are not noticed.
     """
 
     def __init__(self, inner: Driver) -> None:
@@ -115,7 +115,7 @@ class SingleWriterDriver(DelegatingDriver):
         return verb == "create" or super().can(verb)
 
     def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
-        """Looked at first in any case, as there are stores that pass over a condition which they do not know."""
+        """Create after a look in any case: some stores ignore a condition that they do not know."""
         with _lock:
             try:
                 self._inner.head(key, timeout_s)
