@@ -23,6 +23,8 @@
 | torch generator, seed, numpy's global generator | state | the same | seeded from the share; numpy's left alone |
 | stale rows in cache slots, what RLinf has dropped | not kept | | |
 
+`follow` has a journal keep all of this between saves, but for the window and for entries whose data RLinf has dropped.
+
 A buffer without auto_save has what fits into its cache: the newest, where that is smaller; the others are counted.
 What a trajectory is made of: `rlinf.trajectory`. A buffer without auto_save has only what its cache holds, so done
 fields lose their extra rows there: RLinf's own doing. Works with `rlinf.data.replay_buffer` and, of newer versions,

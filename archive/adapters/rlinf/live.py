@@ -155,12 +155,13 @@ class RLinfBuffer(LiveBuffer):
         return replace(found, state=state)
 
     def put(self, ready: Trajectories) -> Report:
-        self._empty()
-        try:
-            kept = fill(self.buffer, ready)
-        except BaseException:
-            self._empty()  # rather than half of it
-            raise
+        with self.still():
+            self._empty()
+            try:
+                kept = fill(self.buffer, ready)
+            except BaseException:
+                self._empty()  # rather than half of it
+                raise
         index = self.buffer._trajectory_index
         known = {one.number: Item(Mark(index[one.number], one.original), one.episode_id) for one in kept}
         _tracked.restored(self.buffer, ready.part, known)
