@@ -177,10 +177,13 @@ class TrajectoryReplayBuffer:
             return number
         sink = self._sinks.at(self._where)
         more = {} if self._journal_s is None else {ADDED: self._added + 1}
-        with sink.writer.together():
-            sink.append(entry, new.as_episode(number, more))
-            sink.drop(self._keep(entry, new.flat))
-        sink.added(entry, new.nbytes)
+        try:
+            with sink.writer.together():
+                sink.append(entry, new.as_episode(number, more))
+                sink.drop(self._keep(entry, new.flat))
+        finally:
+            if number in sink.known:
+                sink.added(entry, new.nbytes)
         return number
 
     def _keep(self, entry: Entry, flat: Flat) -> list[int]:

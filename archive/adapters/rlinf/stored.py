@@ -107,7 +107,7 @@ class Kind:
         fields = [f for f in schema.loads(text).fields if f.path[0] != trajectories.REST and _is_tensor(f)]
         by_step = [f.path for f in fields if f.axis == "step" and (not envs or f.shape[:1] == (envs,))]
         held = int(share * cache_bytes)
-        self._episodes = episodes
+        self._episodes, self._lengths = episodes, episodes.lengths()
         self._envs = envs
         self._gather = Gather(episodes, by_step, cache_bytes=held, disk_cache=disk_cache) if by_step else None
         self._whole = [f.path for f in fields if f.axis == "free" and f.shape[:1] == (envs,) and not f.scalar]
@@ -135,12 +135,11 @@ class Kind:
     def _hold(self, numbers: Sequence[int]) -> None:
         """Read the fields that are kept whole, once, and keep them in memory."""
         lacking = [n for n in numbers if n not in self._held]
-        lengths = self._episodes.lengths()
-        if lacking and int(lengths[list(self._held)].sum()) * self._envs > self._most_held:
+        if lacking and int(self._lengths[list(self._held)].sum()) * self._envs > self._most_held:
             self._held, lacking = {}, list(numbers)
         read = self._episodes[np.array(lacking, np.int64)].read(self._whole) if lacking else ()
         for number, data in zip(lacking, read, strict=True):
-            rows = taken_apart(_tree_of(data, {"B": self._envs}), int(lengths[number]), self._envs).rows
+            rows = taken_apart(_tree_of(data, {"B": self._envs}), int(self._lengths[number]), self._envs).rows
             self._held[number] = {path: value.clone() for path, value in rows.items()}
 
     def close(self) -> None:
