@@ -271,12 +271,8 @@ class _Ready:
     tags: Mapping[int, Any]
     rows: Iterable[tuple[Sample, dict[str, Any]]]
     now: Cut
+    bound: int  # one more than the largest index that the system gave out, or the saved one had
     name: str
-
-    @property
-    def bound(self) -> int:
-        """One more than the largest index that the system gave out, or the saved one had."""
-        return max(self.now.bound, int(self.tree["index_manager"]["global_index_counter"]))
 
 
 class Queue(LiveBuffer):
@@ -324,7 +320,7 @@ class Queue(LiveBuffer):
             raise
 
     def _compared(self, part: Buffer, cut: Cut) -> tuple[dict[int, _Known], list[Sample]]:
-        """All samples by index, and those that are to be read."""
+        """The samples by index, and those that are to be read."""
         known, there = {} if self._whole else _known.get(part, {}), _ids(part)
         held: dict[int, _Known] = {}
         fresh: list[Sample] = []
@@ -351,31 +347,28 @@ class Queue(LiveBuffer):
                 )
 
     def _values(self, cut: Cut, found: list[Sample]) -> Iterator[tuple[Sample, dict[str, Any]]]:
-        """Each sample with the values of its fields, read many at once."""
+        """The samples with the values of their fields, read many at once."""
         found.sort(key=lambda sample: (sample.partition, sample.fields))
         for (_, names), alike in itertools.groupby(found, key=lambda sample: (sample.partition, sample.fields)):
             while some := list(itertools.islice(alike, AT_ONCE)):
                 yield from zip(some, self._running.read(some, cut) if names else [{} for _ in some], strict=True)
 
     def _saved(self, part: Buffer, cut: Cut, held: dict[int, _Known], fresh: Container[int]) -> Saved:
+        """Take out what is no sample any more; the attributes that have changed, and the state."""
+        state = stored.to_tree(cut, storage_saved=self._include_storage)
         there, ids = _ids(part), {one.episode_id for one in held.values()}
         if part.journaled and not ids:  # a journal keeps the state at an episode
             ids.add(EMPTY)
             if EMPTY not in there:
                 part.add_episode({SYSTEM: {"empty": np.zeros(1)}}, episode_id=EMPTY, replace=True)
         part.remove([one for one in there - ids if is_ours(one)])
-        known = _known.get(part, {})
+        known, _known[part] = _known.get(part, {}), held
         attributes: dict[str, dict[str, Any]] = {name: {} for name in ATTRIBUTES}
         for index, one in held.items():
-            if (
-                index in fresh
-                or index not in known
-                or one.attributes["consumed"] != known[index].attributes["consumed"]
-            ):
+            if index in fresh or one.attributes["consumed"] != known[index].attributes["consumed"]:
                 for name, value in one.attributes.items():
                     attributes[name][one.episode_id] = value
-        _known[part] = held
-        return Saved(attributes=attributes, state=stored.to_tree(cut, storage_saved=self._include_storage))
+        return Saved(attributes=attributes, state=state)
 
     # -- restored ------------------------------------------------------------------------------------------------------
 
@@ -392,7 +385,8 @@ class Queue(LiveBuffer):
             self._running.check_room(list(found))
         tags = {index[one]: tag for one, tag in part.attributes.get("tag", {}).items()}
         rows: Any = _rows(part, found, index)
-        return _Ready(tree, found, tags, list(rows) if now.partitions else rows, now, part.checkpoint.name)
+        bound = max(now.bound, int(tree["index_manager"]["global_index_counter"]))
+        return _Ready(tree, found, tags, list(rows) if now.partitions else rows, now, bound, part.checkpoint.name)
 
     def put(self, ready: _Ready) -> Report:
         running = self._running
@@ -429,7 +423,7 @@ def _same(before: Any, now: Any) -> bool:
 
 
 def _attributes(cut: Cut) -> Iterator[tuple[Sample, list[Any], dict[str, Any]]]:
-    """Each sample with its tag, if it has one, and what else may change of it: who it is, which tasks consumed it."""
+    """The samples with their tags, if they have one, and their other attributes."""
     status = {
         name: {task: one.numpy().astype(bool) for task, one in sorted(partition.consumption_status.items())}
         for name, partition in cut.partitions.items()
@@ -443,7 +437,7 @@ def _attributes(cut: Cut) -> Iterator[tuple[Sample, list[Any], dict[str, Any]]]:
 
 
 def _rows(part: Any, found: Mapping[int, Sample], index: Mapping[str, int]) -> Iterator[tuple[Sample, dict[str, Any]]]:
-    """Each sample with its values, in order."""
+    """The samples with their values, in order."""
     for episode, fields in part.stream():
         if episode.id != EMPTY:
             sample = found[index[episode.id]]

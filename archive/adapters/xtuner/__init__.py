@@ -56,6 +56,7 @@ writer that keeps a journal (`journal_s=`) or that is given `ledger=`. All else 
 | rollouts are under way | "started" |
 | one is finished | an episode beside its prompt, "sealed"; of an agent loop in an actor of Ray when its group is |
 | a group is put into the buffer | the episode that `save` would have written, in place of those of its rollouts |
+| a group ages | its attributes |
 | a group expires | its rollouts are under way again, but those that are kept |
 | a batch is taken | "trained", with the training step if the manager counts it |
 | a group failed, was filtered, is too old | "dropped" |

@@ -204,7 +204,7 @@ class Leftovers:
         self.prompts[key] = 1 + max(groups.siblings_of(group))
 
     def _judged(self, key: str, task_name: str, rollouts: dict[int, list[Any]]) -> str | None:
-        """How a group goes on whose rollouts came one by one; None if it is filtered out."""
+        """The status with which a group goes on whose rollouts came one by one; None if it is filtered out."""
         group = _in_order(rollouts)
         if any(getattr(entry, "reward", None) is None for entry in group):
             last = max(rollouts)  # rewards are given to whole groups when their last rollout comes: so it comes again

@@ -71,7 +71,7 @@ def storage_of(buffer: Any) -> Any:
 
 
 async def items_of(buffer: Any) -> list[Any]:
-    """All items, in the order in which they came."""
+    """The items, in the order in which they came."""
     return sorted(await storage_of(buffer).get(EVERYTHING), key=lambda item: int(item.uid))
 
 
@@ -239,7 +239,7 @@ def restore_progress(manager: Any, saved: Any, model_step: int, renamed: Mapping
 
 
 class Memory:
-    """What is known of one replay buffer, for as long as it lives."""
+    """The memory of one replay buffer, for as long as it lives."""
 
     def __init__(self) -> None:
         self.classes: dict[str, type] = {}  # by name, those that values may be of beside those of its modules
@@ -324,7 +324,7 @@ def keep_only(
 
 
 def attributes_of(item: Any) -> dict[str, Any]:
-    """What is said of a group beside its content: its place in the buffer, and what changes."""
+    """The attributes of a group beside its content: its place in the buffer, and what changes."""
     return {
         "uid": int(item.uid),
         "timestamp_id": int(item.timestamp_id),

@@ -160,6 +160,21 @@ def test_after_a_resume_only_what_is_new_is_uploaded() -> None:
     assert contents(third) == contents(again)
 
 
+def test_after_a_move_only_what_is_new_is_uploaded() -> None:
+    owners = [asyncio.run(filled(buffer(), range(rank * 10, rank * 10 + 3))) for rank in range(2)]
+    arc = fresh()
+    ck = save_world(arc.url, owners, lambda rb, w, step: asyncio.run(xtuner.save(rb, w, step=step)))
+    moved = [(buffer(), archive.open(arc.url).writer(resume=share, session="two")) for share in shares(ck, 3)]
+    for (rb, w), share in zip(moved, shares(ck, 3), strict=True):
+        asyncio.run(xtuner.restore(rb, share))
+        asyncio.run(filled(rb, range(30, 31)))
+        pending = asyncio.run(xtuner.save(rb, w, step=2))
+    assert len(pending.result(60).episodes) == 9
+    for _, w in moved:
+        w.close()
+    assert uploaded(arc, ck.number) == 3
+
+
 def test_groups_are_episodes_to_look_at() -> None:
     arc = fresh()
     rb = asyncio.run(filled(buffer(), range(4)))
