@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import uuid
 from collections.abc import Iterator
@@ -357,6 +359,37 @@ def test_a_followed_queue_comes_back_as_it_was_at_its_last_tick(fresh: Any, url:
     with w:
         last = transferqueue.save_checkpoint(w, step=9)
     transferqueue.load_checkpoint(last)
+    assert (contents(), known()) == (was, all_known)
+
+
+def test_the_process_that_follows_is_killed(fresh: Any, tmp_path: Path) -> None:
+    import ray
+
+    class Follower:  # in here, so that Ray sends its code
+        def __init__(self, url: str) -> None:
+            import transfer_queue
+
+            transfer_queue.init()
+            self.writer = archive.open(url, create=True).writer(rank=0, world_size=1, journal_s=0.05)
+            transferqueue.follow(self.writer)
+
+        def sync(self) -> None:
+            self.writer.sync()
+
+        def die(self) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    put("p", KEYS)
+    one = ray.remote(num_cpus=0)(Follower).remote(str(tmp_path))
+    tq().kv_clear("k1", "p")
+    put("p", ["more"], first=30)
+    drawn("p", 3, 0)
+    was, all_known = contents(), known()
+    ray.get(one.sync.remote())
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(one.die.remote())
+    put("p", ["lost"], first=50)
+    transferqueue.load_checkpoint(archive.open(tmp_path).recover())
     assert (contents(), known()) == (was, all_known)
 
 
