@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -80,28 +80,32 @@ def table(rows: Iterable[Row], columns: Sequence[str]) -> None:
     A terminal that is too narrow cuts nothing: empty columns are left out first, then others, from the right. Names,
     places and problems stay, on lines of their own if need be.
     """
+    from rich.cells import cell_len
+
     rows = list(rows)
-    width, shown = _terminal_width(), list(columns)
-    if width is not None and _width(rows, shown) > width:
+    cells = {name: [cell(row[name], limit=None if name in PROSE else MAX_CELL) for row in rows] for name in columns}
+    widest = {name: max(map(cell_len, [name, *cells[name]])) for name in columns}
+    least = {name: 3 + (min(width, PROSE_WIDTH) if name in PROSE else width) for name, width in widest.items()}
+    room, shown = _terminal_width() or math.inf, list(columns)
+
+    def is_narrow() -> bool:
+        return 1 + sum(least[name] for name in shown) > room
+
+    if is_narrow():
         shown = [name for name in shown if name in NAMES or any(row[name] is not None for row in rows)]
         for name in [name for name in reversed(shown) if name not in NAMES | PROSE]:
-            if _width(rows, shown) > width and len(shown) > 1:
+            if is_narrow() and len(shown) > 1:
                 shown.remove(name)
-    if width is not None and _width(rows, shown) > width and PROSE.intersection(shown):
-        _tell(rows, shown)
+    if is_narrow() and PROSE.intersection(shown):
+        for i in range(len(rows)):
+            say("  ".join(cells[name][i] for name in shown if name not in PROSE))
+            for name in (name for name in shown if name in PROSE):
+                say(f"  {cells[name][i]}")
     else:
-        _draw(rows, shown, width)
+        numbers = {name for name in shown if all(isinstance(row[name], (int, float, type(None))) for row in rows)}
+        _draw({name: cells[name] for name in shown}, numbers, 1 + sum(least[name] for name in shown))
     if left := [name for name in columns if name not in shown]:
         say(f"left out for want of room: {', '.join(left)} (--json has all)")
-
-
-def _tell(rows: Sequence[Row], columns: Sequence[str]) -> None:
-    """Print rows that are too wide for a line one below the other, with prose on lines of its own."""
-    for row in rows:
-        say("  ".join(_cell(name, row) for name in columns if name not in PROSE))
-        for name in columns:
-            if name in PROSE:
-                say(f"  {_cell(name, row)}")
 
 
 def _terminal_width() -> int | None:
@@ -111,41 +115,25 @@ def _terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def _width(rows: Sequence[Row], columns: Sequence[str]) -> int:
-    """The least width of a table: prose goes on in the next line."""
-    from rich.cells import cell_len
-
-    def needed(name: str) -> int:
-        widest = max([cell_len(name), *(cell_len(_cell(name, row)) for row in rows)])
-        return min(widest, PROSE_WIDTH) if name in PROSE else widest
-
-    return 1 + sum(3 + needed(name) for name in columns)
-
-
-def _draw(rows: Sequence[Row], columns: Sequence[str], terminal_width: int | None) -> None:
+def _draw(cells: Mapping[str, Sequence[str]], numbers: Container[str], least: int) -> None:
+    """Print a table of cells in columns, which needs so much room at least."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in columns:
-        numbers = all(isinstance(row[name], (int, float)) or row[name] is None for row in rows)
-        drawn.add_column(Text(cell(name)), justify="right" if numbers else "left", no_wrap=name not in PROSE)
-    for row in rows:
-        drawn.add_row(*(Text(_cell(name, row)) for name in columns))
-    watched = terminal_width is not None
-    width = max(terminal_width, _width(rows, columns)) if terminal_width is not None else UNWATCHED
-    console = Console(width=width, highlight=False, markup=False, emoji=False, force_terminal=watched)
+    for name in cells:
+        drawn.add_column(Text(cell(name)), justify="right" if name in numbers else "left", no_wrap=name not in PROSE)
+    for row in zip(*cells.values(), strict=True):
+        drawn.add_row(*map(Text, row))
+    terminal = _terminal_width()
+    width = UNWATCHED if terminal is None else max(terminal, least)
+    console = Console(width=width, highlight=False, markup=False, emoji=False, force_terminal=terminal is not None)
     with console.capture() as captured:
         console.print(drawn)
     # not by `say`: the colours are rich's own, and the cells have been made visible
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines() if line.strip()))
-
-
-def _cell(name: str, row: Row) -> str:
-    """A value as its column shows it; prose is never cut."""
-    return cell(row[name], limit=None if name in PROSE else MAX_CELL)
 
 
 def facts(pairs: Row) -> None:
