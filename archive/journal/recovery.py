@@ -135,7 +135,7 @@ def _staged(
         journal=None if tail is None else tail.next, seen=log.head.sighting,
         metrics={} if about is None else about.record.metrics,
         lineage=Lineage() if about is None else about.record.lineage,
-        progress=base.progress(rank) if held.progress is None else held.progress,
+        progress=base.progress(rank, held),
     )  # fmt: skip
     request = Request(index, base.unconsumed(rank))
     return stage(log.storage, request, fold.cuts(rank), [Written(held.rows)], states=base.states(rank))
@@ -194,10 +194,12 @@ class RecoveryBase:
         """Its commit."""
         return None if self.about is None else self.about.number
 
-    def progress(self, rank: int) -> str | None:
-        """The run's counters, of the newest one."""
+    def progress(self, rank: int, held: Delta) -> str | None:
+        """The run's counters, of the newest one or, if they are newer, of the tail."""
         part = _part(self.about, rank)
-        return None if part is None else part.index.progress
+        saved, since = (None, None) if part is None else (part.index.progress, part.index.journaled)
+        is_older = saved is not None and since is not None and (held.progress_at or 0) < since
+        return saved if held.progress is None or is_older else held.progress
 
     def unconsumed(self, rank: int) -> str | None:
         """The prompts that a rank had drawn and not trained on."""

@@ -53,6 +53,7 @@ class Delta:
         self.live: pa.Table | None = None
         self.resumed_from: int | None = None
         self.progress: str | None = None
+        self.progress_at: int | None = None  # the number of the object that has it
         self.gone: dict[str, list[Stretch]] = {}
         self.columns: dict[str, dict[str, list[Values]]] = {}
         self.attributes: dict[str, dict[str, dict[str, Any]]] = {}
@@ -72,6 +73,7 @@ class Delta:
         out = cls()
         out.objects, out.nbytes, out.sequence = 1, tick.nbytes, index.sequence
         out.resumed_from, out.progress = index.resumed_from, index.progress
+        out.progress_at = None if index.progress is None else index.number
         found = {kind: _rows(tick, kind, after) for kind in ("segments", "ledger")} | {"chunks": tick.chunks()}
         out._parts = {kind: [table] if table.num_rows else [] for kind, table in found.items()}
         if "live" in index.rows:
@@ -86,7 +88,7 @@ class Delta:
         """Add the delta that comes after this one."""
         self.objects += later.objects
         self.nbytes += later.nbytes
-        for name in ("sequence", "live", "resumed_from", "progress"):
+        for name in ("sequence", "live", "resumed_from", "progress", "progress_at"):
             if (value := getattr(later, name)) is not None:
                 setattr(self, name, value)
         for kind, parts in later._parts.items():

@@ -101,8 +101,9 @@ class PartIndex(Record):
 
     Columns and attributes by buffer and name. `known_at`: the commit up to which ids that the user gave were checked;
     below 0 if there were none. `sequence`: the rank's segments below it are in the checkpoint.
-    `journal`: so are its journal objects below this number; None if it keeps none. `seen`: the newest commit that its
-    writer knew.
+    `journal`: so are its journal objects below this number; None if it keeps none. `journaled`: objects below this
+    number were journaled before it, though a part without buffers has nothing of them. `seen`: the newest commit that
+    its writer knew.
     """
 
     REMEDY: ClassVar[str] = "resume from another checkpoint"
@@ -121,6 +122,7 @@ class PartIndex(Record):
     resumed_from: Count | None = stored(None, always=True)
     sequence: Count = stored(0, required=True)
     journal: Count | None = None
+    journaled: Count | None = None
     seen: Sighting | None = None
     metrics: Mapping[str, float] = stored({}, always=True)
     lineage: Lineage = stored(Lineage(), always=True)

@@ -106,6 +106,7 @@ def stage(
         index,
         sequence=max(index.sequence, rows.next_sequence),
         journal=journal if index.journal is None else index.journal,
+        journaled=None if index.replay_saved else max((one.journal for one in written if one.journal), default=None),
         lineage=replace(index.lineage, git=git),
         columns={c.name: {n: draft.column(c.name, n, column) for n, column in c.columns.items()} for c in cuts},
         attributes={c.name: {n: draft.attribute(c.name, n, text) for n, text in c.attributes.items()} for c in cuts},

@@ -54,6 +54,7 @@ def checkpoint(one: Job, step: int, faulty: Faulty) -> None:
     faulty.times = 0
     before, progress = {name: held.copy() for name, held in one.held.items()}, one.progress
     if not one.rng.integers(0, 4):
+        one.progress = {"light": step}
         one.w.checkpoint(step, save_replay=False, progress=one.progress, wait=True)
         return
     faulty.begin, faulty.times = "states/", 9 * int(one.rng.integers(0, 2))

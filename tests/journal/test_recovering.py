@@ -401,6 +401,29 @@ def test_on_another_number_of_ranks_nothing_is_lost(world: int, dead: int | None
         assert sum(w.live["length"].to_pylist()) == len(steps)
 
 
+@pytest.mark.parametrize("order", ["before", "after", "both", "unsaid"])
+def test_the_counters_are_those_that_were_said_last(order: str) -> None:
+    """A checkpoint without buffers leaves the ticks before it in the tail: they are older than it."""
+    arc = fresh()
+    w = arc.writer(journal_s=NEVER_S)
+    w.add_episode(episode(2))
+    w.checkpoint(1, progress={"n": 1}, wait=True)
+    w.journal(progress={"n": 2})
+    w.sync()
+    w.journal(progress={"n": 3})
+    w.checkpoint(2, progress=None if order == "unsaid" else {"n": 4}, save_replay=False, wait=True)
+    if order in ("after", "both"):
+        w.journal(progress={"n": 5})
+        w.sync()
+    if order == "both":
+        w.checkpoint(3, progress={"n": 6}, save_replay=False, wait=True)
+        w.add_episode(episode(2))
+        w.sync()
+    die(w)
+    made = arc.refresh().recover()
+    assert made.progress == {"n": {"before": 4, "after": 5, "both": 6, "unsaid": 3}[order]}
+
+
 def test_a_checkpoint_without_buffers_says_how_far_training_had_got() -> None:
     arc = fresh()
     w = arc.writer(journal_s=NEVER_S)
