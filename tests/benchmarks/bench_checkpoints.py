@@ -27,17 +27,6 @@ NEW = 0.05
 ALLOWED_MORE_BYTES = 64 * 1024
 
 
-def ring_of(length: int) -> dict[str, Any]:
-    import torch
-
-    generator = torch.Generator().manual_seed(2)
-    return {
-        "obs": torch.randint(0, 256, (ENVS, length, 84, 84), dtype=torch.uint8, generator=generator),
-        "action": torch.randint(0, 18, (ENVS, length), generator=generator),
-        "reward": torch.rand(ENVS, length, generator=generator),
-    }
-
-
 def save(writer: Any, ring: dict[str, Any], position: int, step: int) -> Any:
     """Hand a ring that stands at `position` to a checkpoint; returns before it is uploaded."""
     import torch
@@ -59,7 +48,7 @@ def child_second(folder: str) -> dict[str, Any]:
 
     import archive
 
-    ring = ring_of(LENGTH)
+    ring = common.ring_of(2, ENVS, LENGTH)
     fresh = int(LENGTH * NEW)
     arc = archive.create(f"{folder}/archive")
     writer = arc.writer(compression=None)

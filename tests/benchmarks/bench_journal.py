@@ -42,16 +42,9 @@ def _trajectory(i: int) -> dict[str, Any]:
     }
 
 
-def _open(where: str) -> Any:
-    import archive
-
-    target = json.loads(where)
-    return archive.open(target["url"], create=True, storage_options=target["options"])
-
-
 def child_add(where: str, journal_s: str, pause_s: str, count: str) -> dict[str, float]:
     """Add trajectories; milliseconds that the calls took, but for the first ones."""
-    arc = _open(where)
+    arc = common.opened(where)
     given = [_trajectory(i) for i in range(64)]
     took = []
     with arc.writer(run=uuid.uuid4().hex, journal_s=float(journal_s) or None) as w:
@@ -69,7 +62,7 @@ def child_add(where: str, journal_s: str, pause_s: str, count: str) -> dict[str,
 
 def child_until_killed(where: str, session: str) -> dict[str, float]:
     """Add trajectories, and print when each was added, until somebody kills this process."""
-    arc = _open(where)
+    arc = common.opened(where)
     given = [_trajectory(i) for i in range(64)]
     w = arc.writer(run=session, session=session, journal_s=JOURNAL_S)
     for i in range(10**9):
@@ -84,7 +77,7 @@ def child_column(where: str, way: str) -> dict[str, float]:
     beyond those of the values."""
     import numpy as np
 
-    arc, rng = _open(where), np.random.default_rng(0)
+    arc, rng = common.opened(where), np.random.default_rng(0)
     with arc.writer(run=uuid.uuid4().hex, journal_s=3600.0) as w:
         w.append({"x": np.zeros(LIVE, np.uint8)}, env_ids=0, last=np.arange(LIVE) % 200 == 199)
         values, took, more = rng.random(LIVE), [], 0.0
@@ -131,7 +124,7 @@ def _lost_s(where: str) -> float:
         killed = time.monotonic()
         child.kill()
         added += [line for line in child.stdout.readlines() if line.endswith("\n")]
-    storage = _open(where).storage
+    storage = common.opened(where).storage
     durable = number = 0
     while storage.exists(key := f"journal/{session}/rank-00000/{number:09d}.zip"):
         durable += TickObject(storage.get_all([key])[0], key, key).index.rows.get("segments", 0)

@@ -24,24 +24,6 @@ TITLE = "reading: 1 GB of frames on local disk, fresh processes"
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", 5))
 
 
-def all_at_once(folder: str) -> Any:
-    import archive
-
-    return archive.open(f"{folder}/archive").episodes.read()
-
-
-def one_by_one(folder: str) -> Any:
-    import archive
-
-    return [episode.read() for episode in archive.open(f"{folder}/archive").episodes]
-
-
-def by_torch(folder: str) -> Any:
-    import torch
-
-    return torch.load(f"{folder}/data.pt", weights_only=True)
-
-
 def by_dcp(folder: str) -> Any:
     import torch
     from torch.distributed import checkpoint
@@ -53,13 +35,13 @@ def by_dcp(folder: str) -> Any:
 
 
 _WAYS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "all at once": ("noise", all_at_once),
-    "one by one": ("noise", one_by_one),
-    "torch.load": ("noise", by_torch),
+    "all at once": ("noise", common.read_archive),
+    "one by one": ("noise", common.read_archive_singly),
+    "torch.load": ("noise", common.read_torch),
     "DCP load": ("noise", by_dcp),
-    "all at once, zstd:1": ("game", all_at_once),
-    "one by one, zstd:1": ("game", one_by_one),
-    "torch.load, game": ("game", by_torch),
+    "all at once, zstd:1": ("game", common.read_archive),
+    "one by one, zstd:1": ("game", common.read_archive_singly),
+    "torch.load, game": ("game", common.read_torch),
 }
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
@@ -20,20 +19,13 @@ RANKS, TICKS, TOKENS, DELAY_S = 64, int(os.environ.get("BENCH_LENGTH", 100)), 50
 NEVER_S = 3600.0
 
 
-def _open(where: str) -> Any:
-    import archive
-
-    target = json.loads(where)
-    return archive.open(target["url"], create=True, storage_options=target["options"])
-
-
 def child_journal(where: str) -> dict[str, float]:
     """Ranks save a checkpoint and journal a trajectory a tick; then they are gone."""
     import numpy as np
 
     rng = np.random.default_rng(0)
     steps = {"token": rng.integers(0, 150_000, TOKENS, dtype=np.int32), "logprob": rng.standard_normal(TOKENS)}
-    writers = [_open(where).writer(rank, RANKS, session="s", journal_s=NEVER_S) for rank in range(RANKS)]
+    writers = [common.opened(where).writer(rank, RANKS, session="s", journal_s=NEVER_S) for rank in range(RANKS)]
     for w in writers:
         w.add_episode(steps)
     saved = [w.checkpoint(1) for w in writers]
@@ -51,13 +43,13 @@ def child_journal(where: str) -> dict[str, float]:
 
 def child_recover(where: str) -> dict[str, float]:
     """Recover; what that took."""
-    arc = _open(where)
+    arc = common.opened(where)
     size = sum(one.bytes for one in arc.storage.scan("journal"))
     before, began = arc.io_stats(), time.perf_counter()
     made = arc.recover()
     spent, seconds = arc.io_stats() - before, time.perf_counter() - began
     requests = spent.get + spent.put + spent.create + spent.list + spent.head - RANKS * TICKS
-    again, began = _open(where), time.perf_counter()
+    again, began = common.opened(where), time.perf_counter()
     assert again.recover().number == made.number
     return {
         "requests": requests, "bytes": spent.bytes_in / size, "seconds": seconds, "mb": size / 1e6,

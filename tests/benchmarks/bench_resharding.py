@@ -36,17 +36,6 @@ DELAY_S = 0.02
 STEP_BYTES = 84 * 84 + 12
 
 
-def ring_of(rank: int, length: int) -> dict[str, Any]:
-    import torch
-
-    generator = torch.Generator().manual_seed(rank)
-    return {
-        "obs": torch.randint(0, 256, (ENVS, length, 84, 84), dtype=torch.uint8, generator=generator),
-        "action": torch.randint(0, 18, (ENVS, length), generator=generator),
-        "reward": torch.rand(ENVS, length, generator=generator),
-    }
-
-
 def steps_per_row(total_bytes: int) -> int:
     return max(EPISODE, total_bytes // (SOURCES * ENVS * STEP_BYTES))
 
@@ -66,7 +55,7 @@ def fill(url: str, total_bytes: int, *, earlier: int = 0, options: Any = None, f
         for r in range(SOURCES)
     ]
     last = (torch.arange(length) % EPISODE == EPISODE - 1).expand(ENVS, length)
-    saved = [ring_of(rank, length) for rank in range(SOURCES)]
+    saved = [common.ring_of(rank, ENVS, length) for rank in range(SOURCES)]
     for step, position in enumerate(positions):
         pending = []
         for writer, ring in zip(writers, saved, strict=True):

@@ -98,26 +98,8 @@ def child_write(folder: str, kind: str, *, repeats: int = 3) -> dict[str, float]
     return {"seconds": sorted(seconds)[len(seconds) // 2], "extra_bytes": peak.extra_bytes}
 
 
-def read_archive(folder: str) -> Any:
-    import archive
-
-    return archive.open(f"{folder}/archive").episodes.read()
-
-
-def read_archive_singly(folder: str) -> Any:
-    import archive
-
-    return [episode.read() for episode in archive.open(f"{folder}/archive").episodes]
-
-
-def read_torch(folder: str) -> Any:
-    import torch
-
-    return torch.load(f"{folder}/data.pt", weights_only=True)
-
-
 _READERS: dict[str, Callable[[str], Any]] = {
-    "archive": read_archive, "archive-singly": read_archive_singly, "torch": read_torch,
+    "archive": common.read_archive, "archive-singly": common.read_archive_singly, "torch": common.read_torch,
 }  # fmt: skip
 
 

@@ -192,3 +192,41 @@ def main(title: str, measure: Callable[[], Sequence[Row]], children: dict[str, C
         print(json.dumps(children[name](*arguments), default=float))
         return
     report(title, measure(), given.json)
+
+
+def read_archive(folder: str) -> Any:
+    import archive
+
+    return archive.open(f"{folder}/archive").episodes.read()
+
+
+def read_archive_singly(folder: str) -> Any:
+    import archive
+
+    return [episode.read() for episode in archive.open(f"{folder}/archive").episodes]
+
+
+def read_torch(folder: str) -> Any:
+    import torch
+
+    return torch.load(f"{folder}/data.pt", weights_only=True)
+
+
+def ring_of(seed: int, envs: int, length: int) -> dict[str, Any]:
+    """Fields of a ring of frames, actions and rewards."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "obs": torch.randint(0, 256, (envs, length, 84, 84), dtype=torch.uint8, generator=generator),
+        "action": torch.randint(0, 18, (envs, length), generator=generator),
+        "reward": torch.rand(envs, length, generator=generator),
+    }
+
+
+def opened(where: str) -> Any:
+    """The archive of a place that another process was told as JSON; made if it is not there."""
+    import archive
+
+    target = json.loads(where)
+    return archive.open(target["url"], create=True, storage_options=target["options"])

@@ -17,6 +17,21 @@ def steps(n: int, base: int = 0) -> dict[str, Any]:
     return {"obs": np.arange(base, base + n, dtype=np.float32), "reward": np.ones(n, np.float32)}
 
 
+def abandoned(*writers: Any) -> archive.Archive:
+    """The archive as the next start finds it: nobody closes these writers."""
+    for w in writers:
+        assert w._journal is not None
+        w._journal.ticker.stop()
+    return archive.open(writers[0]._storage.url)
+
+
+def recovered(*writers: Any) -> archive.Checkpoint:
+    """The checkpoint that the next start makes of what these writers journaled."""
+    found = abandoned(*writers).recover()
+    assert found is not None
+    return found
+
+
 def journal(arc: archive.Archive, session: str, rank: int = 0) -> list[TickObject]:
     """A rank's objects by number, up to the first that is missing."""
     out: list[TickObject] = []

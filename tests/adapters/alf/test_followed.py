@@ -12,17 +12,7 @@ import resharding
 from archive.adapters import alf
 from tests.support.alf_buffer import FIRST, LAST, ReplayBuffer, assert_same, check_row, returns_of, run
 from tests.support.archives import fresh
-from tests.support.ticks import NEVER_S
-
-
-def abandoned(arc: archive.Archive, *writers: archive.Writer) -> archive.Checkpoint:
-    """The checkpoint that is recovered once nobody closed these writers."""
-    for w in writers:
-        assert w._journal is not None
-        w._journal.ticker.stop()
-    found = archive.open(arc.url).recover()
-    assert found is not None
-    return found
+from tests.support.ticks import NEVER_S, recovered
 
 
 def job(arc: archive.Archive, rb: Any, counts: list[int], rank: int = 0, world_size: int = 1) -> archive.Writer:
@@ -48,7 +38,7 @@ def test_the_same_buffer_comes_back_bit_for_bit(counts: list[int], saved_first: 
     if saved_first and len(counts) == 1:
         run(rb, 1, seed=50)
         w.sync()
-    report = alf.restore(other, abandoned(arc, w), rank=0, unfinished="continue")
+    report = alf.restore(other, recovered(w), rank=0, unfinished="continue")
     assert_same(rb, other)
     assert report.steps == int(rb._current_size.sum())
 
@@ -57,7 +47,7 @@ def test_the_same_buffer_comes_back_bit_for_bit(counts: list[int], saved_first: 
 def test_all_steps_priorities_and_returns_on_other_ranks(world_size: int) -> None:
     arc, sources = fresh(), [ReplayBuffer(3, 16) for _ in range(2)]
     writers = [job(arc, rb, [9, 4 + rank], rank, 2) for rank, rb in enumerate(sources)]
-    plan = resharding.plan(abandoned(arc, *writers), world_size=world_size, num_envs=2, max_length=64)
+    plan = resharding.plan(recovered(*writers), world_size=world_size, num_envs=2, max_length=64)
     targets = [ReplayBuffer(2, 64) for _ in range(world_size)]
     for rank, rb in enumerate(targets):
         alf.restore(rb, plan.share(rank))
@@ -73,7 +63,7 @@ def test_a_buffer_that_was_cleared_since_the_save() -> None:
     rb.clear()
     run(rb, 3, seed=3)
     w.sync()
-    alf.restore(other, abandoned(arc, w), rank=0, unfinished="continue")
+    alf.restore(other, recovered(w), rank=0, unfinished="continue")
     assert returns_of([other]) == returns_of([rb])
     assert other._current_pos.tolist() == rb._current_pos.tolist()
 
@@ -84,13 +74,13 @@ def test_what_a_restore_closed_is_closed_again() -> None:
     rb.add(0, 1, FIRST, 1.0)
     w = job(arc, rb, [])
     w.sync()
-    share = resharding.plan(abandoned(arc, w), world_size=1).share(0)
+    share = resharding.plan(recovered(w), world_size=1).share(0)
     alf.restore(second, share)
     assert second.field("step_type")[0, 0] == LAST
     w = archive.open(arc.url).writer(resume=share, session="second", journal_s=NEVER_S)
     alf.follow(second, w)
     w.sync()
-    alf.restore(third, abandoned(arc, w), rank=0)
+    alf.restore(third, recovered(w), rank=0)
     assert third.field("step_type")[0, 0] == LAST
 
 
@@ -103,5 +93,5 @@ def test_ticks_of_the_journals_own_thread_take_whole_steps() -> None:
         with rb._lock:  # as ALF's own methods do
             run(rb, 1, seed=i)
     w.sync()
-    alf.restore(other, abandoned(arc, w), rank=0, unfinished="continue")
+    alf.restore(other, recovered(w), rank=0, unfinished="continue")
     assert_same(rb, other)

@@ -18,7 +18,7 @@ from archive.adapters import rlinf
 from tests.support import rlinf_objects as objects
 from tests.support.kills import code_of, forked
 from tests.support.rlinf_objects import assert_same
-from tests.support.ticks import NEVER_S
+from tests.support.ticks import NEVER_S, recovered
 
 
 @pytest.fixture(autouse=True)
@@ -28,16 +28,6 @@ def package() -> Any:
 
 def opened() -> archive.Archive:
     return archive.open(f"memory://followed-{uuid.uuid4().hex}", create=True)
-
-
-def abandoned(arc: archive.Archive, *writers: archive.Writer) -> Any:
-    """What the next start recovers: nobody closes the writers."""
-    for w in writers:
-        assert w._journal is not None
-        w._journal.ticker.stop()
-    found = archive.open(arc.url).recover()
-    assert found is not None
-    return found
 
 
 def add(made: Any, *numbers: int, steps: int = 4) -> None:
@@ -76,7 +66,7 @@ def test_the_same_buffer_comes_back(tmp_path: Path, auto_save: bool, saved_first
     objects.samples(made, 2)
     w.sync()
     other = objects.buffer(folder=folders[1], seed=99)
-    report = rlinf.restore(other, abandoned(arc, w), rank=0)
+    report = rlinf.restore(other, recovered(w), rank=0)
     assert report.episodes == len(other) == (6 if auto_save else 3)
     assert_same(trees(made), trees(other))
     assert_same(followed_state(made), followed_state(other))
@@ -97,7 +87,7 @@ def test_all_trajectories_on_other_ranks(world_size: int) -> None:
         rlinf.follow(one, w)
         add(one, *range(10 * rank + 3, 10 * rank + 7))
         w.sync()
-    found, got = abandoned(arc, *writers), []
+    found, got = recovered(*writers), []
     for share in (resharding.plan(found, world_size=world_size).share(rank) for rank in range(world_size)):
         other = objects.buffer(window=30)
         assert rlinf.restore(other, share).episodes == len(share)
@@ -113,7 +103,7 @@ def test_what_left_does_not_come_back() -> None:
     rlinf.follow(made, w)
     made.clear()
     w.sync()
-    found = abandoned(arc, w)
+    found = recovered(w)
     assert rlinf.restore(other, found, rank=0).episodes == 0
     assert_same(trees(other), {})
     add(other, 5)
@@ -128,7 +118,7 @@ def test_a_number_given_anew_between_two_ticks_is_another_trajectory() -> None:
     add(made, 4)  # of the same length and weights as far as an index says
     made._trajectory_index[0] = dict(made._trajectory_index[0])
     w.sync()
-    rlinf.restore(other, abandoned(arc, w), rank=0)
+    rlinf.restore(other, recovered(w), rank=0)
     assert_same(trees(made), trees(other))
 
 
@@ -139,7 +129,7 @@ def test_a_job_that_dies_again_before_it_saves() -> None:
     for one, w in zip(made, writers, strict=True):
         rlinf.follow(one, w)
         w.sync()
-    share = resharding.plan(abandoned(arc, *writers), world_size=1).share(0)
+    share = resharding.plan(recovered(*writers), world_size=1).share(0)
     second, third = objects.buffer(window=9), objects.buffer(window=9)
     rlinf.restore(second, share)
     w = archive.open(arc.url).writer(resume=share, session="second", journal_s=NEVER_S)
@@ -147,7 +137,7 @@ def test_a_job_that_dies_again_before_it_saves() -> None:
     add(second, 11)
     w.sync()
     assert len(arc.refresh().episodes) == 4  # the new one is in the journal alone, and nothing was written twice
-    rlinf.restore(third, abandoned(arc, w), rank=0)
+    rlinf.restore(third, recovered(w), rank=0)
     assert third._trajectory_id_list == second._trajectory_id_list == [0, 1, 2, 3, 4]
     assert_same(trees(second), trees(third))
 
@@ -169,7 +159,7 @@ def test_a_tick_without_a_change_is_none() -> None:
         assert w.sync().number == number
     add(other, 6)
     assert w.sync().number == number + 1
-    abandoned(arc, w)
+    recovered(w)
 
 
 def test_the_journal_takes_turns_with_who_adds() -> None:
@@ -190,7 +180,7 @@ def test_the_journal_takes_turns_with_who_adds() -> None:
     stop.set()
     thread.join()
     w.sync()
-    assert len(abandoned(arc, w).episodes) == 2
+    assert len(recovered(w).episodes) == 2
     every = archive.open(arc.url).episodes
     assert every[-1].metadata["trajectory_id"] == 29
     for ep in every[2:]:
@@ -226,7 +216,7 @@ def test_a_journal_without_the_buffers_state_is_not_put_into_it() -> None:
     rlinf.save(made, w, step=1).result(60)
     rlinf.trajectory.to_steps(objects.tree(8), 8).add(w)  # beside the buffer
     w.sync()
-    found, before = abandoned(arc, w), objects.plain_state(other)
+    found, before = recovered(w), objects.plain_state(other)
     with pytest.raises(archive.UsageError, match=r"recovered from journals.*checkpoint 'step-1'"):
         rlinf.restore(other, found, rank=0, existing="replace")
     assert_same(before, objects.plain_state(other))

@@ -16,7 +16,7 @@ import archive
 import resharding
 from archive.adapters import torchrl
 from tests.support.kills import code_of, forked
-from tests.support.ticks import NEVER_S
+from tests.support.ticks import NEVER_S, abandoned
 from tests.support.torchrl_buffers import assert_same_samples, buffer, contents, rectangle, same, steps
 
 import torch  # isort: skip
@@ -32,13 +32,6 @@ from torchrl.data.replay_buffers.samplers import ConsumingSampler  # isort: skip
 
 def opened() -> archive.Archive:
     return archive.open(f"memory://followed-{uuid.uuid4().hex}", create=True)
-
-
-def abandoned(arc: archive.Archive, w: archive.Writer) -> archive.Archive:
-    """The archive as the next start finds it: nobody closes the writer."""
-    assert w._journal is not None
-    w._journal.ticker.stop()
-    return archive.open(arc.url)
 
 
 def prioritized(capacity: int) -> Any:
@@ -77,7 +70,7 @@ def test_the_same_buffer_comes_back(kind: str, count: int, saved_first: bool) ->
     w.sync()
     train(rb, 12 + count // 2, count - count // 2)
     w.sync()
-    found = abandoned(arc, w).recover()
+    found = abandoned(w).recover()
     assert found is not None
     report = torchrl.restore(other, resharding.plan(found, world_size=1).share(0))
     assert report.steps == len(rb)
@@ -110,7 +103,7 @@ def test_what_is_too_large_for_each_tick_is_made_of_columns(monkeypatch: pytest.
     for _ in range(12):
         rb.sample()
     w.sync()
-    torchrl.restore(other, abandoned(arc, w).recover(), rank=0)
+    torchrl.restore(other, abandoned(w).recover(), rank=0)
     assert same(other[:], rb[:])
     counts = [one._sampler._sample_count[: len(rb)].tolist() for one in (rb, other)]
     assert counts[0] == counts[1]
@@ -122,7 +115,7 @@ def test_all_steps_and_their_priorities_on_other_ranks(world_size: int) -> None:
     arc, buffers = opened(), [buffer(100, sampler=prioritized(100)) for _ in range(2)]
     writers = [job(arc, rank, 2, rb) for rank, rb in enumerate(buffers)]
     for w in writers:
-        abandoned(arc, w)
+        abandoned(w)
     found = archive.open(arc.url).recover()
     assert found is not None
     others = [buffer(100, sampler=prioritized(100), seed=7) for _ in range(world_size)]
@@ -146,7 +139,7 @@ def test_a_rectangle_comes_back() -> None:
     for lo in range(4, 24, 4):
         rb.extend(rectangle(lo, 4, 3))
         w.sync()
-    torchrl.restore(other, abandoned(arc, w).recover(), rank=0)
+    torchrl.restore(other, abandoned(w).recover(), rank=0)
     assert_same_samples(rb, other, write=lambda b, i: b.extend(rectangle(100 + 2 * i, 2, 3)))
 
 
@@ -154,7 +147,7 @@ def test_a_rectangle_comes_back() -> None:
 def test_a_job_that_dies_again_before_it_saves(world_size: int) -> None:
     """The second one goes on from what the first one journaled, on as many ranks or more, and journals more."""
     arc, first = opened(), buffer(50)
-    abandoned(arc, job(arc, 0, 1, first))
+    abandoned(job(arc, 0, 1, first))
     share = resharding.plan(arc.refresh().recover(), world_size=world_size).share(0)
     second, third = buffer(50, seed=1), buffer(50, seed=2)
     torchrl.restore(second, share)
@@ -168,7 +161,7 @@ def test_a_job_that_dies_again_before_it_saves(world_size: int) -> None:
     for w in writers:
         w.sync()
     for w in writers:
-        abandoned(arc, w)
+        abandoned(w)
     torchrl.restore(third, archive.open(arc.url).recover(), rank=0)
     assert contents(third) == contents(second)
     assert third._writer._cursor == second._writer._cursor
@@ -183,7 +176,7 @@ def test_a_tick_without_a_change_is_none() -> None:
     assert w.durable_until.number == number
     rb.extend(steps(500, 1))
     assert w.sync().number == number + 1
-    abandoned(arc, w)
+    abandoned(w)
 
 
 def test_what_cannot_be_taken_in_is_raised_by_the_next_call() -> None:
@@ -196,7 +189,7 @@ def test_what_cannot_be_taken_in_is_raised_by_the_next_call() -> None:
     w._tick()  # as the journal's thread does it
     with pytest.raises(archive.ArchiveError, match="cannot be saved"):
         w.add_episode({"x": torch.zeros(1)})
-    abandoned(arc, w)
+    abandoned(w)
 
 
 def test_a_writer_without_a_journal_follows_nothing() -> None:
@@ -212,7 +205,7 @@ def test_a_journal_without_the_buffers_state_is_not_put_into_it() -> None:
     torchrl.save(rb, w, step=1).result(60)
     w.append(steps(500, 5), env_ids=7)
     w.sync()
-    abandoned(arc, w)
+    abandoned(w)
     saved = arc.refresh().checkpoints["step-1"]
     for world_size in (1, 2):
         plan = resharding.plan(saved, world_size=world_size)

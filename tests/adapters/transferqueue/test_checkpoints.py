@@ -39,7 +39,7 @@ from tests.support import ray_cluster
 from tests.support.backends import make_backend
 from tests.support.documents import DOCS, run_page
 from tests.support.tampering import inverted
-from tests.support.ticks import NEVER_S
+from tests.support.ticks import NEVER_S, abandoned
 from tests.support.transferqueue_systems import (
     contents,
     controller,
@@ -268,13 +268,6 @@ def test_samples_that_were_promised_and_have_no_values_yet(fresh: Any, url: str)
 
 class Killed(BaseException):
     """As if the process had ended there."""
-
-
-def abandoned(w: archive.Writer) -> archive.Archive:
-    """The archive as the next start finds it: nobody closes the writer."""
-    assert w._journal is not None
-    w._journal.ticker.stop()
-    return archive.open(w._storage.url)
 
 
 def go_on(arc: archive.Archive, ck: Any) -> archive.Writer:
