@@ -133,7 +133,7 @@ def _written(arc: Archive, ck: Checkpoint, before: int) -> int:
 
 
 def _changed(ck: Checkpoint, before: Checkpoint | None) -> dict[str, Any] | None:
-    """What came and went between two checkpoints, in numbers; None where there are not two with buffers."""
+    """The numbers of what came and went between two checkpoints; None where there are not two with buffers."""
     if before is None or not ck.replay_saved:
         return None
     (now, was) = (dict(zip(*_lengths(one), strict=True)) for one in (ck, before))
@@ -155,7 +155,7 @@ def _lengths(ck: Checkpoint) -> tuple[list[str], list[int]]:
 
 
 def column(shown: Shown, query: Query) -> Reply:
-    """How the column `name=` of `buffer=` of the checkpoint `number=` is spread: {edges, counts, ranks: [{rank, rows,
+    """The spread of the column `name=` of `buffer=` of the checkpoint `number=`: {edges, counts, ranks: [{rank, rows,
     least, mean, most}]}; of several numbers a step, over all of them. NotFoundError where no rank has it."""
     ck = checkpoint_at(shown.at(query), query.number("number", 0))
     name, buffer = query.needed("name"), query.text("buffer", "replay")
@@ -189,7 +189,7 @@ def _ends(values: np.ndarray[Any, Any]) -> dict[str, float]:
 
 
 def tails(shown: Shown, query: Query) -> Reply:
-    """What `run=` has journaled beyond its newest checkpoint, rank by rank; null without a journal."""
+    """The journal of `run=` beyond its newest checkpoint, rank by rank; null without a journal."""
     arc, run = shown.at(query), query.needed("run")
     if run not in arc.head.runs:
         raise NotFoundError(f"there is no run {run!r:.80} at {arc.url}")
@@ -202,7 +202,7 @@ POLICIES = ("balanced", "interleaved", "by_trajectory")
 
 
 def plan(shown: Shown, query: Query) -> Reply:
-    """What resuming the checkpoint `number=` on `ranks=` takes by `policy=`: {about, moved: [[from, to, steps]], ranks:
+    """The plan to resume the checkpoint `number=` on `ranks=` by `policy=`: {about, moved: [[from, to, steps]], ranks:
     [{episodes, steps, bytes, requests}], dropped}."""
     return told_of(planned(shown, query))
 
@@ -229,9 +229,9 @@ def planned(shown: Shown, query: Query) -> Plan:
 
 
 def forgetting(shown: Shown, query: Query) -> Reply:
-    """What forgetting would let go of, and why the rest stays: `last=`, `every=`, those `within=` "7d" and the `best=`
-    (METRIC[:min|max][:N]) checkpoints are kept; `unreferenced=1` lets go of episodes that none of them holds, `where=`
-    of those that meet it. Done is it elsewhere: `command` has the options of `archive forget`."""
+    """The plan of forgetting, with its reasons. It keeps the `last=`, `every=`, `best=` (METRIC[:min|max][:N])
+    checkpoints and those `within=` "7d"; `unreferenced=1` drops episodes that none of them holds, `where=` those that
+    meet it. `archive forget` carries it out: `command` has its options."""
     run, where = query.text("run") or None, query.text("where").strip() or None
     episodes = "unreferenced" if query.flag("unreferenced") else None
     made = shown.at(query).forget(_keep(query), episodes, where, run=run)
@@ -247,7 +247,7 @@ def _keep(query: Query) -> Keep | None:
 
 
 def _command(query: Query) -> str:
-    """What carries it out, to be copied."""
+    """The options of the command that carries it out."""
     import shlex
 
     options = ("last", "every", "within", "best")

@@ -45,7 +45,7 @@ def episode(shown: Shown, query: Query) -> Reply:
 
 
 def _metadata(ep: Episode) -> Any:
-    """Its metadata; where they cannot be read, why, as all else of it can be looked at."""
+    """The metadata; where they cannot be read, why, as all else of it can be looked at."""
     try:
         return ep.metadata
     except ArchiveError as e:
@@ -57,7 +57,7 @@ def _told(kind: Kind) -> dict[str, Any]:
 
 
 def _parts(ep: Episode) -> list[dict[str, Any]]:
-    """Which steps were made by which weights, at which update count, in which session."""
+    """The stretches of steps by their weights, with update count, in which session."""
     spans = ep.alone().step_spans()
     rows = ep.alone().reader.snapshot.take(spans.rows, [*_OF_STEPS, *tables.WEIGHTS]).to_pylist()
     out: list[dict[str, Any]] = []
@@ -74,7 +74,7 @@ def _parts(ep: Episode) -> list[dict[str, Any]]:
 
 
 def _as_part(run: dict[str, Any] | None) -> dict[str, Any]:
-    """What is told of the weights of some steps of a segment; nothing where all have the same."""
+    """The weights of some steps of a segment; nothing where all have the same."""
     if run is None:
         return {}
     uuid, count = run["model_weights_uuid"], run["update_count"]
@@ -130,7 +130,7 @@ def group(shown: Shown, query: Query) -> Reply:
 
 
 def _metadata_or_none(ep: Episode) -> dict[str, Any]:
-    """Its metadata; none where they cannot be read, which the answer about the episode says."""
+    """The metadata; none where they cannot be read, which the answer about the episode says."""
     try:
         return ep.metadata
     except ArchiveError:

@@ -45,7 +45,7 @@ def kinds(shown: Shown, listing: Listing, ep: Episode) -> list[Kind]:
 
 
 def _films(ep: Episode, lists: list[str]) -> tuple[str, ...]:
-    """Which of these fields are packets of video; none where they cannot be read, as whoever looks at them is told."""
+    """The fields of these that are packets of video; none where they cannot be read, which a look says."""
     try:
         data = ep.read(lists, 0, min(FIRST, ep.length), missing="skip", ragged="flat")
     except ArchiveError:
@@ -144,7 +144,7 @@ def _thin(values: Numbers, most: int) -> tuple[Numbers, Numbers]:
 
 
 def returns_of(ep: Episode, gamma: float) -> dict[str, np.ndarray[Any, Any]]:
-    """What is still to come from each step on, plain and discounted."""
+    """The rewards still to come from each step on, plain and discounted."""
     wanted = {"return to go": 1.0, f"discounted {gamma:g}": gamma}
     made = [derived.discounted_return(one, as_name=name) for name, one in wanted.items()]
     try:

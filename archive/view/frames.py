@@ -56,7 +56,7 @@ def as_pictures(leaf: Any, scale: Scale | None = None) -> Pictures | None:
 
 
 def scale_of(leaf: Any) -> Scale | None:
-    """From where to where pictures are drawn: their least value and their greatest, numbers from 0 to 1 from 0 to 1.
+    """The ends of the scale of pictures: their least value and their greatest, numbers from 0 to 1 from 0 to 1.
     None of what needs no scale: bytes, and what is no picture."""
     picked, _ = _picked(leaf)
     return None if picked is None or picked.dtype in (np.uint8, np.bool_) else _ends(picked)

@@ -99,13 +99,13 @@ def say_of_all(shown: Shown, query: Query) -> Reply:
 
 
 def said_of(shown: Shown, query: Query) -> Reply:
-    """What is said of the episode `id=`: {id, labels}."""
+    """The labels of the episode `id=`: {id, labels}."""
     name = query.needed("id")
     return json_reply({"id": name, "labels": shown.listing(query).episodes[name].labels})
 
 
 def _saved(shown: Shown, said: Said, by: Any) -> Reply:
-    """What is new of it as one commit, and what was said before, by whomever."""
+    """Save what is new of it as one commit; return what was set before, by anybody."""
     _check_count(len(said))
     if shown.unwritable is not None:
         raise UsageError(f"nothing can be labelled here: {shown.unwritable}")
@@ -126,7 +126,7 @@ def _check_count(count: int) -> None:
 
 
 def _before(arc: Archive, said: Said) -> dict[str, dict[str, Any]]:
-    """What is said now of the keys that are to be said; None where nothing is."""
+    """The present values of the keys that are to be set; None where there is none."""
     index, ids = arc.index, list(said)
     numbers = notes.numbers_of(index, ids, "nothing was said of any")
     out: dict[str, dict[str, Any]] = {name: {} for name in ids}
@@ -139,7 +139,7 @@ def _before(arc: Archive, said: Said) -> dict[str, dict[str, Any]]:
 
 
 def _changed(values: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that are not said already; true is not 1."""
+    """The values that are not set already; true is not 1."""
     return {key: value for key, value in values.items() if (type(value), value) != (type(before[key]), before[key])}
 
 

@@ -105,7 +105,7 @@ def _section(title: str, *content: Any) -> Markup:
 
 
 def _block(heading: str, *content: Any) -> str:
-    """All of it, with its own style, which changes nothing around it."""
+    """A block with its own style, which changes nothing around it."""
     return tag("div", tag("style", Markup(_STYLE)), tag("strong", heading), *content, class_="trajectories")
 
 
@@ -198,7 +198,7 @@ def rows(heading: str, columns: Sequence[str], values: Sequence[Sequence[Any]]) 
 
 
 def _runs(about: Sequence[Mapping[str, Any]]) -> Markup:
-    """What is known of each run; the newest at the top."""
+    """A row of facts for each run; the newest at the top."""
     rows = [list(run.values()) for run in about[: -MAX_RUNS - 1 : -1]]
     names = [name.replace("_", " ") for name in about[-1]] if rows else []
     return _section("Runs", _table(names, rows, len(about)))
@@ -234,7 +234,7 @@ def kind(text: str) -> tuple[str, str, str]:
 
 
 def _totals(found: pa.Table) -> dict[str, Any]:
-    """How many episodes and steps there are, and from where to where their numbers go."""
+    """The counts of episodes and steps, and the buffers."""
     lengths, complete = found["length"].to_numpy(), found["complete"].to_numpy()
     return {
         "episodes": f"{len(lengths)}" + (f", {int((~complete).sum())} incomplete" if not complete.all() else ""),
@@ -244,7 +244,7 @@ def _totals(found: pa.Table) -> dict[str, Any]:
 
 
 def _overview(found: pa.Table, fields: Mapping[str, str]) -> Markup:
-    """How the numbers of the episodes are spread, the returns run by run, fields and weights."""
+    """The spread of the episodes' numbers, of the returns run by run, fields and weights."""
     import pyarrow.compute as pc
 
     names = [name for name in found["run"].unique().to_pylist() if name is not None]

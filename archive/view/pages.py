@@ -58,7 +58,7 @@ def _parts(
     leaves: Mapping[str, Any], rollout: rollouts.Rollout | None, derived: Mapping[str, Any], steps: int,
     decode: Decode | None,
 ) -> Iterator[Part]:  # fmt: skip
-    """Each field as what it is shown as; `derived`: curves that follow from rewards."""
+    """A part for each field; `derived`: curves that follow from rewards."""
     ids = {track.path for track in rollout.tracks} if rollout else set()
     said = rollout.paths | (ids if rollout.flat else set()) if rollout else set()
     for path, leaf in leaves.items():
@@ -124,7 +124,7 @@ def _dealt(needs: list[int], most: int) -> list[int]:
 
 
 def _conversation(rollout: rollouts.Rollout, decode: Decode | None) -> Part:
-    """What was said in a rollout, and what is known of each token; where there is little room, its beginning."""
+    """A rollout, and what is known of each token; where there is little room, its beginning."""
     blocks = rollouts.blocks_of(rollout, decode)
 
     def fit(most: int) -> Fitted:
@@ -262,7 +262,7 @@ class Still(Shown):
         self._listing = Listing(episodes, ("still",), snapshot.commit)
 
     def listing(self, query: Query) -> Listing:
-        """These episodes, whatever is asked for."""
+        """Return these episodes, whatever is asked for."""
         return self._listing
 
     @cached_property
@@ -325,7 +325,7 @@ def episode(ep: Episode, some: Any, selected: Any, tokenizer: Any, max_bytes: in
 
 
 def _in_words(leaf: Any) -> str:
-    """What belongs to the episode and not to its steps, as people read it."""
+    """A value of the whole episode, as people read it."""
     several = texts.as_texts(leaf) if isinstance(leaf, Ragged) else None
     return texts.readable(leaf) if several is None else "\n".join(several.steps)
 

@@ -46,7 +46,7 @@ def pictures(shown: Shown, query: Query) -> Reply:
 
 
 def _held(shown: Shown, query: Query) -> _Held:
-    """What reads steps of the episode, and holds what it has read."""
+    """Return a reader of the episode's steps, which holds what it has read."""
     listing, name = shown.listing(query), query.needed("id")
     place = listing.place_of(name)
 
@@ -72,12 +72,12 @@ class _Held:
 
     @property
     def nbytes(self) -> int:
-        """What it holds takes so many."""
+        """Bytes that it holds."""
         return sum(one.nbytes for one in self._films.values()) + (0 if self._first is None else self._first.held_bytes)
 
     @property
     def most_bytes(self) -> int:
-        """What it may come to hold."""
+        """Bytes that it may come to hold."""
         return HELD_BYTES
 
     def pictures(self, field: str, steps: Ints) -> frames.Pictures:
@@ -93,7 +93,7 @@ class _Held:
         return found
 
     def _scale(self, field: str, leaf: Any) -> frames.Scale | None:
-        """That of some of its steps, from the first to the last; bytes have none, and nothing is read for it."""
+        """The scale of some of its steps, from the first to the last; bytes have none, and nothing is read for it."""
         if frames.scale_of(leaf) is None:
             return None
         return frames.scale_of(self._leaf(field, np.unique(np.linspace(0, self.length - 1, SCALED).astype(np.int64))))
@@ -120,11 +120,11 @@ class _Film:
 
     @property
     def nbytes(self) -> int:
-        """What it holds takes so many."""
+        """Bytes that it holds."""
         return sum(int(packet.nbytes) for packet in self._held[1])
 
     def pictures(self, start: int, stop: int) -> Any:
-        """Those of steps [start, stop), as many as fit, decoded from the key frame before them on."""
+        """Pictures of steps [start, stop), as many as fit, decoded from the key frame before them on."""
         (first, packets), back = self._held, BACK
         while (key := self._key(first, packets, start, stop)) is None and back:
             first = max(0, start - back)

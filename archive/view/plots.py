@@ -32,7 +32,7 @@ class Series(NamedTuple):
 
 
 class Bands(NamedTuple):
-    """Of each stretch of the axis its middle, and quantiles of its values (one row each of QUANTILES)."""
+    """The middle of each stretch of the axis, and quantiles of its values (one row each of QUANTILES)."""
 
     at: Values
     quantiles: Values

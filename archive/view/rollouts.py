@@ -45,12 +45,12 @@ class Track(NamedTuple):
 
     @property
     def asked(self) -> bool:
-        """Whether it is what the model was given."""
+        """Return whether the model was given it."""
         return bool(ASKED.match(_name(self.path)))
 
 
 class Rollout(NamedTuple):
-    """What is shown as a conversation. `flat`: a step is a token, and the tracks have one row of all."""
+    """A conversation to show. `flat`: a step is a token, and the tracks have one row of all."""
 
     tracks: list[Track]
     messages: dict[str, list[list[dict[str, Any]]]]  # field -> of each step the messages that are new
@@ -145,7 +145,7 @@ def _listed(value: Any) -> list[dict[str, Any]]:
 
 
 def _new_ones(leaf: list[Any]) -> list[list[dict[str, Any]]]:
-    """Of each step the messages that the step before does not have, where each repeats the whole history."""
+    """The messages of each step that the step before does not have, where each repeats the whole history."""
     out: list[list[dict[str, Any]]] = []
     before: list[dict[str, Any]] = []
     for value in leaf:
@@ -183,7 +183,7 @@ MAX_PART = 2000  # characters of what isn't text in a message: an image, a call
 
 
 def blocks_of(rollout: Rollout, decode: tokens.Decode | None) -> list[Block]:
-    """What was said, in order; of tokens their texts, and what is known of each."""
+    """Blocks of all messages and tokens, in order, with what is known of each token."""
     out = [block for name, value in rollout.opening for block in _said(name, value, None)]
     if rollout.flat:
         return out + [block for track in rollout.tracks for block in _stretches(track, decode)]
@@ -260,7 +260,7 @@ def _stretches(track: Track, decode: tokens.Decode | None) -> Iterator[Block]:
 
 
 def _cut(block: Block, start: int, stop: int) -> Block:
-    """The same with its tokens, or characters, [start, stop)."""
+    """The block with its tokens, or characters, [start, stop)."""
     parts = {name: block[name][start:stop] for name in ("text", "pieces", "ids") if name in block}
     known = {name: block[name] for name in ("signals", "masks") if name in block}
     return block | parts | {n: {key: v[start:stop] for key, v in values.items()} for n, values in known.items()}
@@ -274,13 +274,13 @@ def _said(name: str, value: Any, step: int | None) -> Iterator[Block]:
 
 
 def _kind(role: str) -> str:
-    """Whose words these are, for the colour beside them."""
+    """The kind of speaker, for the colour beside the words."""
     rank = ROLES.get(role.lower())
     return {0: "system", 1: "user", 2: "tool", None: "tool"}.get(rank, "assistant")
 
 
 def _body(message: Mapping[str, Any]) -> str:
-    """What a message says; of what is no text, what it is."""
+    """The text of a message; of other content a short description."""
     content = message["content"]
     said = [_part(one) for one in content] if isinstance(content, list) else [_part(content)]
     said += [f"{key}: {v if isinstance(v, str) else _json(v)}" for key, v in beside_content(message).items()]
@@ -329,7 +329,7 @@ def fitted(blocks: list[Block], most: int) -> tuple[list[Block], str]:
 
 
 def _beginning(block: Block, share: float) -> Block | None:
-    """That share of a block, a bit less; None of what would say nothing."""
+    """A share of a block, a bit less; None of what would say nothing."""
     length = len(block["pieces"] if "pieces" in block else block["text"])
     count = int(length * share * 0.9)
     return None if count < MIN_TOKENS_LEFT else _cut(block, 0, count) | {"more": length - count}

@@ -31,7 +31,7 @@ _POLICY = (
 
 @dataclass(frozen=True)
 class Place:
-    """Where it is served: the hosts by which it may be asked for, and what opens it.
+    """A place to serve at: the hosts by which it may be asked for, and what opens it.
 
     token: what every question needs, and nobody but the page is given.  session: what the cookie holds, which opens the
     page again, without the token.  codes: each opens the page once, for what others can see, as a command line.
@@ -100,7 +100,7 @@ class Guard:
         return None
 
     def _opens(self, scope: Mapping[str, Any]) -> bool:
-        """Whether it asks for the page by what opens it; a code is good no more."""
+        """Return whether it asks for the page by what opens it; a code is good no more."""
         if scope["path"] != "/" or scope["method"] != "GET":
             return False
         code = _asked(scope, "code")
@@ -202,7 +202,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def reached(host: str) -> str:
-    """How a browser writes where this is: an address that leads here, for those that only listen."""
+    """The host as a browser writes it: an address that leads here, for those that only listen."""
     return _written(_outward(host) if host in _ANY else host)
 
 
@@ -218,7 +218,7 @@ def names(host: str) -> frozenset[str]:
 
 
 def alone(host: str) -> bool:
-    """Whether only this machine can come in there."""
+    """Return whether only this machine can come in there."""
     return host in _OWN or host == "::1" or host.startswith("127.")
 
 
@@ -268,11 +268,11 @@ class Server:
 
     @property
     def url(self) -> str:
-        """What to open in a browser; whoever has it may look."""
+        """The URL to open in a browser; everybody who has it may look."""
         return f"{self.origin}/?token={self._place.token}"
 
     def url_once(self) -> str:
-        """The same for one look: for a command line, which others see."""
+        """A URL for one look: for a command line, which others see."""
         return f"{self.origin}/?code={self._place.code()}"
 
     def start(self) -> Self:
@@ -303,7 +303,7 @@ class Server:
         await asyncio.sleep(0)
 
     def wait(self, interrupted: Callable[[], bool] = lambda: False) -> None:
-        """Until it is closed, or Ctrl-C."""
+        """Block until it is closed, or Ctrl-C."""
         while self._thread.is_alive() and not interrupted():
             self._thread.join(0.2)
 

@@ -46,7 +46,7 @@ def _ranks(column: pa.DictionaryArray) -> pa.Array:
 
 
 def _of_numbers(values: np.ndarray[Any, Any]) -> Ints:
-    """As Arrow does it, in a quarter of the time for a million random ones: two sorts that are not stable, the second
+    """Sort as Arrow does, in a quarter of the time for a million random ones: two sorts that are not stable, the second
     of which puts equal values as they come."""
     order = np.argsort(values)
     ordered = values[order]
@@ -62,7 +62,7 @@ LONGEST = 500  # characters of such a name
 
 
 class Listing:
-    """All episodes of an archive, or of a checkpoint. Columns and orders are found when first asked for, and stay."""
+    """The episodes of an archive, or of a checkpoint. Columns and orders are found when first asked for, and stay."""
 
     def __init__(self, episodes: Episodes, key: tuple[Hashable, ...], head: Commit) -> None:
         self.episodes, self.key, self.head = episodes, key, head
@@ -77,7 +77,7 @@ class Listing:
 
     @property
     def nbytes(self) -> int:
-        """What was found so far takes so many."""
+        """Bytes of what was found so far."""
         columns, found = list(self._columns.values()), list(self._orders.values())
         return sum(int(column.nbytes) for column in columns) + sum(places.nbytes for places, _ in found)
 
@@ -86,7 +86,7 @@ class Listing:
 
     @property
     def names(self) -> list[str]:
-        """Its columns: those of each table of episodes, and one a label."""
+        """The columns: those of each table of episodes, and one a label."""
         return self.episodes.episode_index.names
 
     @cached_property
@@ -131,7 +131,7 @@ class Listing:
         return self._orders[name]
 
     def scope(self, given: Mapping[str, str | None], key: Hashable) -> Scope:
-        """Those of a run, a buffer, weights, or that meet a condition; all where none of these is given."""
+        """The episodes of a run, a buffer, weights, or that meet a condition; all where none of these is given."""
         if not any(given.values()):
             return Scope(self, None, key)
         found = self.episodes.filter(
@@ -151,7 +151,7 @@ class Scope:
 
     @property
     def nbytes(self) -> int:
-        """Which episodes these are takes so many."""
+        """Bytes of the mask of these episodes."""
         return 0 if self._member is None else int(self._member.nbytes)
 
     def __len__(self) -> int:
@@ -196,7 +196,7 @@ _NOTHING = object()
 
 @dataclass(frozen=True)
 class Settings:
-    """What whoever started the viewer decided."""
+    """Choices of the person who started the viewer."""
 
     read_only: bool = False
     labels: tuple[dict[str, Any], ...] = ()  # what one may set; none: the labels that are there
@@ -235,7 +235,7 @@ class Shown:
         return self.kept(("commit", number), lambda: self.arc.at(number))
 
     def listing(self, query: Query) -> Listing:
-        """All episodes of `commit=`, or those of the checkpoint whose commit's number `checkpoint=` is."""
+        """The episodes of `commit=`, or those of the checkpoint whose commit's number `checkpoint=` is."""
         arc, number = self.at(query), query.number("checkpoint", 0)
         key = ("listing", arc.head.number, number)
         return self.kept(key, lambda: self._listed(arc, number, key))
@@ -259,7 +259,7 @@ class Shown:
         return self.kept(key, lambda: listing.scope(given, key))
 
     def kept(self, key: Hashable, find: Callable[[], T]) -> T:
-        """What was found for a key before, or now; what nobody has asked for lately is forgotten, so that all of it
+        """Return what was found for a key, or find it; what nobody has asked for lately is forgotten, so that all of it
         takes no more than KEPT_BYTES, with what the thing itself may yet take (`most_bytes`)."""
         with self._lock:
             found = self._found.get(key, _NOTHING)
@@ -308,7 +308,7 @@ LEAST_S = 1.0  # between two questions to the store
 
 
 class Following:
-    """When the store was asked last."""
+    """The moment at which the store was asked last."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -28,7 +28,7 @@ _KIND = {name: kind for kind, names in KINDS.items() for name in names}
 
 
 def about(shown: Shown, query: Query) -> Reply:
-    """What a page needs before it shows anything: url, id, commit, runs, columns and their kinds."""
+    """Facts that a page needs first: url, id, commit, runs, columns and their kinds."""
     arc = shown.at(query)
     return json_reply(
         {
@@ -44,7 +44,7 @@ def about(shown: Shown, query: Query) -> Reply:
 
 
 def writable(shown: Shown, query: Query) -> Reply:
-    """Whether one may label here, and if not, why."""
+    """Answer whether one may label here, and if not, why."""
     return json_reply({"why_not": shown.unwritable})
 
 
@@ -66,7 +66,7 @@ def rows(shown: Shown, query: Query) -> Reply:
 
 
 def neighbours(shown: Shown, query: Query) -> Reply:
-    """Where `id=` stands in the order of `sort=`: its place, how many there are, and the ids before and after it. Of
+    """The place of `id=` in the order of `sort=`: its number, how many there are, and the ids before and after it. Of
     several `ids=` the first that is there; a place of null where none is."""
     scope = shown.scope(query)
     order = scope.order(query.text("sort"), descending=query.flag("descending"))
@@ -115,7 +115,7 @@ def values(shown: Shown, query: Query) -> Reply:
 
 
 def check(shown: Shown, query: Query) -> Reply:
-    """How many episodes meet the condition, and what it leaves out; an error says what is wrong with it."""
+    """Count the episodes that meet the condition, and say what it leaves out; an error says what is wrong with it."""
     scope = shown.scope(query)
     return json_reply({"count": len(scope), "notes": scope.notes})
 
@@ -183,7 +183,7 @@ def _of_numbers(values: np.ndarray[Any, Any], kind: str) -> Bins:
 
 
 def edges_of(known: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Where bars of these numbers begin and end. Of whole numbers each has as many, so that none stands out."""
+    """The edges of bars of these numbers. Each has as many whole numbers, so that none stands out."""
     low, high = float(known.min()), float(known.max())
     if max(-low, high) < 2**50 and (known == np.rint(known)).all():
         wide = max(1, math.ceil((high - low + 1) / BARS))
@@ -228,7 +228,7 @@ Values = np.ndarray[Any, Any]
 
 
 def distributions(shown: Shown, query: Query) -> Reply:
-    """How `column=` is spread in each group `by=`: a column of texts, such as run, or "checkpoint":
+    """The spread of `column=` in each group `by=`: a column of texts, such as run, or "checkpoint":
     {edges, others, groups: [{name, count, counts, mean, quartiles}]}."""
     column, by = query.needed("column"), query.text("by") or "run"
     groups = list(_checkpoints(shown, query, column) if by == CHECKPOINT else _groups(shown, query, column, by))
@@ -240,7 +240,7 @@ def distributions(shown: Shown, query: Query) -> Reply:
 
 
 def trend(shown: Shown, query: Query) -> Reply:
-    """How `column=` goes over the update counts, or the order of writing, run by run: {along, groups: [{name, at,
+    """Quantiles of `column=` over the update counts, or the order of writing, run by run: {along, groups: [{name, at,
     quantiles}]}, with the quantiles of plots.QUANTILES at each place; of many runs those that wrote last."""
     scope, column = shown.scope(query), query.needed("column")
     runs = scope.column("run").cast(pa.string())

@@ -64,7 +64,7 @@ def readable(value: Any, numbers: int = MAX_STEP_NUMBERS) -> str:
 
 
 def _numbers(values: Any, most: int) -> str:
-    """How many, how they are spread, and the first of them."""
+    """The count of numbers, their spread, and the first of them."""
     kept = " ".join(map(_number, values[:most].tolist()))
     count = f"{len(values)} value{'' if len(values) == 1 else 's'}"
     if values.dtype == np.bool_:
@@ -81,12 +81,12 @@ def _number(value: Any) -> str:
 
 
 def is_message(value: Any) -> bool:
-    """Whether it is a part of a conversation."""
+    """Return whether it is a part of a conversation."""
     return isinstance(value, dict) and isinstance(value.get("role"), str) and "content" in value
 
 
 def beside_content(message: Mapping[str, Any]) -> dict[str, Any]:
-    """What a message has beside its role and its content, such as the call of a tool."""
+    """The entries of a message beside its role and its content, such as the call of a tool."""
     return {key: value for key, value in message.items() if key not in ("role", "content") and value is not None}
 
 

@@ -90,7 +90,7 @@ def pieces(ids: Sequence[int], decode: Decode | None) -> list[str]:
 
 
 def _run(ids: Sequence[int], decode: Decode) -> list[str]:
-    """Each token decoded together with those before that its text may depend on, such as a space between words."""
+    """Decode each token together with those before that its text may depend on, such as a space between words."""
     out: list[str] = []
     before, begin = 0, 0  # ids [before, begin) are shown and give the next ones their context
     for end in range(1, len(ids) + 1):

@@ -33,21 +33,21 @@ class Viewer:
 
     @property
     def url(self) -> str:
-        """What to open in a browser. Whoever has it may look, so it is no link to pass on."""
+        """The URL to open in a browser. Everybody who has it may look: pass it on to nobody."""
         return self._server.url
 
     def url_once(self) -> str:
-        """What to open in a browser by a command, whose line every user of this machine sees: a URL that opens it once,
+        """A URL for the command line of a browser, which every user of this machine sees: a URL that opens it once,
         and whoever has opened it goes on."""
         return self._server.url_once()
 
     @property
     def origin(self) -> str:
-        """Where it is served, without the token."""
+        """The URL of the server, without the token."""
         return self._server.origin
 
     def wait(self) -> None:
-        """Until it is closed, or Ctrl-C."""
+        """Block until it is closed, or Ctrl-C."""
         self._server.wait()
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ class Query:
         return int(text)
 
     def flag(self, name: str) -> bool:
-        """Whether it is given as 1."""
+        """Return whether it is given as 1."""
         return self.text(name) == "1"
 
     def names(self, name: str) -> list[str]:
