@@ -104,7 +104,7 @@ def test_what_was_let_go_of_is_not_tagged(tmp_path: Path) -> None:
     gone, kept = arc.checkpoints["step-0"], arc.checkpoints["step-2"]
     arc.forget(archive.Keep(last=2), dry_run=False)
     for what in (gone, gone.number, 3 - 2):
-        with pytest.raises(ExpiredError, match="commit 5 let go"):
+        with pytest.raises(ExpiredError, match="commit 5 forgot"):
             arc.tag("paper", what)
     tag = arc.tag("kept", kept)  # what commit 4 leads to may be gone: the newest one has the checkpoint
     assert (tag.commit, tag.checkpoint) == (5, "step-2")
