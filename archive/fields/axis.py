@@ -1,4 +1,4 @@
-"""Pure, no I/O: what all kinds of axis have in common, and the records that they take and give."""
+"""Pure, no I/O: the common part of all kinds of axis, and their records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ V = TypeVar("V", Array, Ragged)
 class Layout(NamedTuple):
     """The places of the steps of some blocks in one shard, the same for all of their fields."""
 
-    order: Ints | None  # of the steps as they came, which one lies at each row; None: as they came
+    order: Ints | None  # the arrived step at each row; None: in the order of arrival
     start: Ints  # of each segment: its first row
     length: Ints  # of each segment: its steps
     block_length: Ints  # of each block: its steps
@@ -43,13 +43,13 @@ Stored = tuple[dict[str, Array], Extent | None]
 
 
 class Cuts(NamedTuple):
-    """Steps [lo, hi) of some segments, in the order in which they are wanted; those of one episode stand together."""
+    """Steps [lo, hi) of some segments, in the requested order; those of one episode are together."""
 
     episode: Ints  # number of the episode
     segment: Ints  # number of the segment
     lo: Ints
     hi: Ints
-    more: Bools  # whether a field of more rows than steps goes on here: no later step of the episode is wanted
+    more: Bools  # mask: a field with more rows than steps goes on here, as no later step of the episode is wanted
     start: Ints  # first row of the segment in its shard, of fields of one row a step
     length: Ints  # steps of the segment
     extent: Extent  # of the field in the segment
@@ -61,7 +61,7 @@ class Cuts(NamedTuple):
 
 
 class Slices(NamedTuple):
-    """Rows [start, stop) of one stored array, many times, and where they go.
+    """Rows [start, stop) of one stored array, many times, and their places.
 
     into: "" for the field's own rows, else a name by which the axis finds them again.  at: the first row there; of the
     field's own rows, counted from the first one of that cut.
@@ -70,14 +70,14 @@ class Slices(NamedTuple):
     array: str
     like: Array  # no rows, of the array's dtype and shape
     into: str
-    cut: Ints  # which cut each is of
+    cut: Ints  # the cut of each
     start: Ints
     stop: Ints
     at: Ints
 
 
 class Located(NamedTuple):
-    """The rows that reading a field takes: how many it has in each cut, and those of stored arrays."""
+    """The rows that reading a field takes: their number in each cut, and those of stored arrays."""
 
     rows: Ints
     runs: Sequence[Slices]
@@ -94,7 +94,7 @@ class Fetched(NamedTuple):
 
 @dataclass(frozen=True)
 class Axis(ABC, Generic[V]):
-    """One field on its kind of axis; `V` is what its values are in stored form.
+    """One field on its kind of axis; `V` is the type of its values in stored form.
 
     whole: its rows belong to a run of steps of one episode, so that blocks of several episodes cannot have it.
     of_steps: its rows say how many steps there are, be they none.
@@ -108,13 +108,13 @@ class Axis(ABC, Generic[V]):
 
     @classmethod
     def claims(cls, leaf: Any) -> bool:
-        """True if a leaf whose axis nobody declared is on this one; a step axis takes what nobody claims."""
+        """True if an undeclared leaf is on this axis; a step axis takes leaves that no other claims."""
         return False
 
     @classmethod
     @abstractmethod
     def normalised(cls, path: Path, leaf: Any, extra: int) -> tuple[FieldSpec, V]:
-        """The spec of a leaf, and its stored form; FieldError for what cannot be stored."""
+        """The spec of a leaf, and its stored form; FieldError if it cannot be stored."""
 
     @classmethod
     def json(cls, path: Path, leaf: Any, extra: int) -> tuple[FieldSpec, V]:
@@ -122,18 +122,18 @@ class Axis(ABC, Generic[V]):
         raise FieldError(f"a field of JSON values is not {cls.kind!r}: each step's value may be a list as it is")
 
     def steps(self, value: V) -> int | None:
-        """The number of steps that these rows are of; None where they do not say."""
+        """The number of steps of these rows; None if they do not show it."""
         return None
 
     def steps_at_a_guess(self, value: V) -> int | None:
-        """The number of steps of an episode of these rows, where no field says; None where these do not either."""
+        """The number of steps of an episode of these rows, if no field shows it; None if these do not either."""
         return None
 
     def check(self, value: V, steps: int, *, last: bool) -> None:
-        """FieldError if so many steps have other rows. last: whether the episode's last step is among them."""
+        """FieldError unless these steps have such rows. last: the episode's last step is among them."""
 
     def takes_none_of(self, given: Value) -> bool:
-        """True if steps without a value, whose kind nobody can tell, may be of this field."""
+        """True if steps without a value, of unknown kind, may be of this field."""
         return not isinstance(given, Ragged)
 
     @abstractmethod
@@ -146,7 +146,7 @@ class Axis(ABC, Generic[V]):
 
     @abstractmethod
     def lay_out(self, parts: Sequence[V], layout: Layout, arrays: Mapping[str, Array]) -> Stored:
-        """The field as it lies in a shard, from its values in each block.
+        """The field in the form of a shard, from its values in each block.
 
         arrays: of the fields that are laid out already; those that follow another one (`next_of`) come last.
         """
@@ -155,21 +155,21 @@ class Axis(ABC, Generic[V]):
     def locate(self, cuts: Cuts, schema: ShardSchema, known: Mapping[str, Array] | None = None) -> Located:
         """The rows of stored arrays that make up the field in these cuts, of segments of this schema.
 
-        known: what `companions` asked for; then each cut is of one step, and no row is named that is not needed.
+        known: the rows of `companions`; then each cut is of one step, and only needed rows are named.
         """
 
     def companions(self, cuts: Cuts) -> Sequence[Slices]:
-        """Rows that say where those of single steps lie, to be fetched first."""
+        """Rows with the places of those of single steps, to be fetched first."""
         return ()
 
     def complete(self, fetched: Fetched) -> None:
-        """Put into place what was fetched beside the field's own rows."""
+        """Put rows into place that were fetched beside the field's own."""
 
     @abstractmethod
     def build(self, fetched: Fetched, episodes: Ints, convert: Callable[[Array], Array]) -> list[V]:
         """The field of each episode, from completed rows. episodes: its first cut, and one past the last cut of all.
 
-        convert: applied to the rows; it makes of them what they are to a user.
+        convert: applied to the rows; it gives them the user's form.
         """
 
 
@@ -192,13 +192,13 @@ def own_runs(spec: FieldSpec, start: Ints, stop: Ints) -> Located:
 
 
 def end_to_end(runs: Slices) -> Slices:
-    """The same rows, one run after the other."""
+    """The same rows, one range after the other."""
     counts = runs.stop - runs.start
     return runs._replace(at=np.cumsum(counts) - counts)
 
 
 def stored(path: Path, array: Array) -> tuple[Array, str]:
-    """The plain array that is stored, and the logical dtype; FieldError, naming the field, if zarr cannot have it."""
+    """The plain array for the store, and the logical dtype; FieldError, naming the field, if zarr cannot have it."""
     plain, dtype = dtypes.to_stored(array)
     if plain.ndim > layout.MAX_NDIM:  # bytes of other dtypes than zarr's own take one more
         raise FieldError(

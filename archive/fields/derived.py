@@ -1,7 +1,7 @@
 """Pure, no I/O: fields that follow from other fields, computed when steps are read and never stored.
 
-A derivation says which fields it takes and how many steps before and after a step it looks, so that whoever reads a
-window reads that much more of those fields and of no others. No derivation looks past what follows on in time: an
+A derivation names the fields that it takes, and the numbers of steps before and after a step that it needs, so that a
+window reads that much more of those fields and of no others. No derivation looks past a gap in time: an
 episode's end, or a hole in the live steps of a checkpoint.
 
 By name: "next_FIELD", "has_next", "terminated", "truncated", "done". With arguments: `next_of`, `n_step_return`,
@@ -28,10 +28,10 @@ Values = Mapping[Path, Any]  # rows of fields, or of nests of them, by path
 
 @dataclass(frozen=True)
 class Rows:
-    """The steps whose values are wanted, among rows of the fields that a derivation takes.
+    """The wanted steps, among rows of the fields that a derivation takes.
 
     at: the row of each step.  begin, stop: rows [begin, stop) around it follow one another in time.
-    ends: whether row stop - 1 is the last step of its episode.  terminated, truncated: how that episode ended.
+    ends: mask: row stop - 1 is the last step of its episode.  terminated, truncated: the end of that episode.
     """
 
     at: Ints
@@ -60,12 +60,12 @@ class Derivation:
         return self.compute({path: _found(data, path) for path in self.fields}, rows)
 
 
-# -- derivations: what they are called, what they take, and how they are computed --------------------------------------
+# -- derivations by name --------------------------------------
 
 
 def next_of(name: str = "obs", ahead: int = 1, *, as_name: Any = None) -> Derivation:
-    """The value of a field `ahead` steps later, as "next_NAME". Where the episode has no such step it is the last value
-    there is: the final row of a field of T + 1 rows, else the last step's, and then "has_next" is False."""
+    """The value of a field `ahead` steps later, as "next_NAME". If the episode has no such step it is the last value:
+    the final row of a field of T + 1 rows, else the last step's, and then "has_next" is False."""
     path = to_path(name)
     own = (f"next_{path[0]}", *path[1:]) if as_name is None else to_path(as_name)
     return Derivation(own, partial(_later, ahead), (path,), after=_at_least_one(ahead, "ahead"))
@@ -199,7 +199,7 @@ def _at_least_one(value: int, what: str) -> int:
     return value
 
 
-# -- derivations that are asked for, and their values beside the fields ------------------------------------------------
+# -- requested derivations ------------------------------------------------
 
 
 _BY_NAME = {"has_next": has_next, "terminated": terminated, "truncated": truncated, "done": done}
@@ -229,7 +229,7 @@ def _parsed(given: Any) -> Derivation:
 
 
 def put(data: dict[str, Any], derivation: Derivation, value: Any) -> dict[str, Any]:
-    """The nest with a derived field in it; what was not derived from is never replaced."""
+    """The nest with a derived field in it; other fields are never replaced."""
     if derivation.name not in derivation.fields and lookup(data, derivation.name, _ABSENT) is not _ABSENT:
         raise FieldError(
             f"the steps have a field {show(derivation.name)!r} already; give the derived one another name with as_name="

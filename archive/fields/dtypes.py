@@ -87,7 +87,7 @@ def _viewed(stored: np.ndarray[Any, Any], logical: str) -> np.ndarray[Any, Any]:
 
 
 def as_stored(array: np.ndarray[Any, Any], logical: str) -> np.ndarray[Any, Any] | None:
-    """The memory of rows as a user has them, as rows in stored form; None where what is stored lies otherwise."""
+    """The memory of the user's rows, as rows in stored form; None if the stored form differs."""
     dtype = to_numpy(logical)
     if logical in ML_NAMES:
         return array.view(np.dtype(f"u{dtype.itemsize}"))
@@ -126,7 +126,7 @@ def stored_trailing(logical: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def from_torch(tensor: Any, *, where: str) -> np.ndarray[Any, Any]:
-    """A tensor's values as numpy, wherever it lies; shares memory with tensors on the CPU."""
+    """A tensor's values as numpy, from any device; shares memory with tensors on the CPU."""
     torch = sys.modules["torch"]
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise FieldError(f"field {where}: {tensor.layout} tensors cannot be stored; call .to_dense() or .dequantize()")
@@ -147,7 +147,7 @@ def from_torch(tensor: Any, *, where: str) -> np.ndarray[Any, Any]:
 
 
 def to_torch(array: np.ndarray[Any, Any]) -> Any:
-    """The tensor of an array; strings and what torch has no dtype for stay as they are."""
+    """The tensor of an array; strings, and dtypes that torch lacks, stay as they are."""
     import torch
 
     if _is_small_float(array.dtype):

@@ -17,7 +17,7 @@ from archive.base import IntegrityError, cached_property, jsontree
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MOST = 100  # names that a table has a column of: those that most rows have
+MOST = 100  # the most frequent names, which have columns
 _DEEPEST = 16  # an object below so many others is a text
 _BATCH = 1024  # of more, the collector of garbage looks at all again and again
 _COMMON = 16  # a key is looked up in all objects of a batch, if one in so many has it
@@ -25,7 +25,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Objects:
-    """The values of JSON objects by name: "tools.calls" is what the object `tools` has of the key `calls`.
+    """The values of JSON objects by name: "tools.calls" is the value of the key `calls` in the object `tools`.
 
     All are parsed once, when the first is asked for. `what` they are is for errors.
     """
@@ -51,15 +51,15 @@ class Objects:
 
     @cached_property
     def names(self) -> list[str]:
-        """The names that some row has a value of, sorted; of many, the MOST frequent. A name with a lone surrogate, of
-        which Arrow makes no column, is left out."""
+        """The names that some row has a value for, sorted; of many, the MOST frequent. A name with a lone surrogate,
+        which Arrow refuses as a column, is left out."""
         named = {name: values for name, values in self._values.items() if not _SURROGATE.search(name)}
         counts = {name: values.count for name, values in named.items() if values.count}
         return sorted(sorted(counts, key=lambda name: (-counts[name], name))[:MOST])
 
     def column(self, name: str) -> pa.Array:
-        """One value a row as bool, int64, double or string, JSON text where they are of several types or lists; null
-        for none. Of what is an object everywhere, whether there is one."""
+        """One value for each row as bool, int64, double or string; JSON text for lists, or several types; null for
+        none. For a name that is an object everywhere, True if there is one."""
         import pyarrow as pa
 
         if name not in self._columns:

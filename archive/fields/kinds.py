@@ -1,4 +1,4 @@
-"""Pure, no I/O: the one list of the kinds of axis, and a nest of steps as a user has it to fields in stored form.
+"""Pure, no I/O: the one list of the kinds of axis, and the conversion of a nest of steps to fields in stored form.
 
 A new kind is a class of its own and a line here (and its name in `archive.fields.schema.AXES`).
 """
@@ -141,7 +141,7 @@ def _differ_from_next(rows: Array, followed: Array) -> Any:
 
 
 def _bits_differ(a: Array, b: Array) -> Any:
-    """Per row: whether the bits differ (so that NaN equals itself and -0.0 is not 0.0)."""
+    """Mask of the rows whose bits differ (so that NaN equals itself and -0.0 is not 0.0)."""
     if a.dtype == object:
         return (a != b).reshape(len(a), -1).any(axis=1)
     if a[0:1].nbytes == 0:
@@ -157,7 +157,7 @@ class RaggedAxis(Axis[Ragged]):
 
     @classmethod
     def claims(cls, leaf: Any) -> bool:
-        """A list of one array, or of one list, a step is ragged: that all of them are as long for once is chance."""
+        """True for a list of one array, or of one list, a step: equal lengths are chance."""
         if isinstance(leaf, Ragged):
             return True
         if not isinstance(leaf, list) or any(isinstance(x, (str, bytes, dict)) or x is None for x in leaf):
@@ -199,7 +199,7 @@ class RaggedAxis(Axis[Ragged]):
         return {self.spec.name: values, self.spec.name + LENGTHS: lengths}, extent
 
     def locate(self, cuts: Cuts, schema: ShardSchema, known: Mapping[str, Array] | None = None) -> Located:
-        """The rows and lengths of whole segments, for the lengths say which rows are whose."""
+        """The rows and lengths of whole segments, for the lengths divide the rows."""
         some = cuts.hi > cuts.lo
         first, rows = cuts.extent
         located = own_runs(self.spec, first, first + np.where(some, rows, 0))
@@ -266,7 +266,7 @@ def _row(x: Any, where: str) -> Array:
 
 
 def _of_one_dtype(pieces: list[Array]) -> list[Array]:
-    """Lists of numbers have no dtype of their own: all of them get the one that holds them all, as in one list."""
+    """The lists of numbers with one dtype that holds all of them, as in one list."""
     kinds = {p.dtype for p in pieces if p.size}
     if len(kinds) < 2 or any(k.kind not in "biuf" for k in kinds):
         return pieces
@@ -381,7 +381,7 @@ def _check_next_of(specs: Mapping[str, FieldSpec], schema: Schema) -> None:
 
 
 def _steps(specs: Mapping[str, FieldSpec], data: Mapping[str, Value]) -> int:
-    """Number of steps, on which all fields that say it must agree."""
+    """Number of steps, on which all fields that have it must agree."""
     axes = {name: axis_of(specs[name]) for name in data}
     said = {name: steps for name, axis in axes.items() if (steps := axis.steps(data[name])) is not None}
     counts = set(said.values())

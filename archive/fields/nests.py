@@ -1,4 +1,4 @@
-"""Pure, no I/O: nests of arrays as users have them, flattened to named leaves, and built up again."""
+"""Pure, no I/O: nests of arrays, flattened to named leaves, and built up again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Ragged(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """A nest in stored form: number of steps, what the fields are, and their arrays by zarr path."""
+    """A nest in stored form: number of steps, specs of the fields, and their arrays by zarr path."""
 
     length: int
     specs: dict[str, FieldSpec]
@@ -78,7 +78,7 @@ def children(node: Any) -> list[tuple[Any, Any]] | None:
 
 
 def _plain_entry(value: Any) -> Any:
-    """A TensorDict's other values than tensors, which it wraps, as a list of one entry a row; else the value itself."""
+    """A TensorDict's non-tensor value, which it wraps, as a list of one entry a row; else the value itself."""
     return value.tolist() if getattr(type(value), "_is_non_tensor", False) else value
 
 
@@ -112,7 +112,7 @@ def mapped(nest: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def to_tensors(nest: Any) -> Any:
-    """A nest as it was read with its arrays as tensors: of a Ragged both, of a list each; the rest stays as it is."""
+    """A nest that was read, with its arrays as tensors: both of a Ragged, each of a list; the rest is unchanged."""
     return mapped(nest, _to_tensor)
 
 

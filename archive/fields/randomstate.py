@@ -115,7 +115,7 @@ def _decode_python(decoder: StateDecoder, payload: Any) -> random.Random:
 
 
 def _check_state(decoder: StateDecoder, state: Any, fresh: Any, name: str = "state") -> None:
-    """That `state` has the keys, types, lengths and ranges of a fresh state."""
+    """Check that `state` has the keys, types, lengths and ranges of a fresh state."""
     is_same = type(state) is type(fresh) or (isinstance(fresh, int) and type(state) is int)
     if is_same and isinstance(fresh, np.ndarray):
         is_same = state.dtype == fresh.dtype and state.shape == fresh.shape

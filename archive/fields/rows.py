@@ -110,7 +110,7 @@ class FreeAxis(WholeAxis):
     scalars = True
 
     def cut(self, value: Array, lo: int, hi: int, steps: int) -> Array:
-        """The rows go with the first step, all of them."""
+        """The rows, all of them with the first step."""
         return value if lo == 0 else value[:0]
 
     def locate(self, cuts: Cuts, schema: ShardSchema, known: Mapping[str, Array] | None = None) -> Located:
@@ -141,7 +141,7 @@ class OffsetAxis(WholeAxis):
             )
 
     def cut(self, value: Array, lo: int, hi: int, steps: int) -> Array:
-        """Extra rows go with the last step."""
+        """The rows; extra ones go with the last step."""
         return value[lo:] if hi == steps else value[lo:hi]
 
     def locate(self, cuts: Cuts, schema: ShardSchema, known: Mapping[str, Array] | None = None) -> Located:
@@ -155,7 +155,7 @@ class OffsetAxis(WholeAxis):
         return own_runs(self.spec, start, stop)
 
     def _extra_rows(self, cuts: Cuts, stop: Ints) -> Ints:
-        """The number of extra rows of each cut, of those after which no step is wanted: as many as it can have."""
+        """The number of extra rows of each cut after which no step is wanted: as many as it can have."""
         first, rows = cuts.extent
         followed = _later_in_episode(cuts, rows * cuts.more) > 0
         limit = np.where(followed, np.minimum(rows, cuts.length), rows)

@@ -1,5 +1,5 @@
-"""Pure, no I/O: what fields mean (`Schema`, declared by the user), what they are (`FieldSpec`, found in the data), and
-what those of one buffer have been so far (`Kinds`)."""
+"""Pure, no I/O: the meaning of fields (`Schema`, declared by the user), their form (`FieldSpec`, found in the data),
+and the forms in one buffer so far (`Kinds`)."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Schema:
     axes: kind of axis 0 per field: "step" (default), "offset" or "offset:2" (that many rows more than steps),
     "ragged" (default of lists of one array, list or tuple a step, whether or not they are of equal length; "step" makes
     one array of them), "free" (belongs to the episode, kept whole).
-    json: fields whose steps are any JSON values.  unit: "step" says that steps are independent of each other.
+    json: fields whose steps are any JSON values.  unit: "step" means that steps are independent of each other.
     """
 
     env_id: tuple[Path, ...] = ()
@@ -133,7 +133,7 @@ class Schema:
             object.__setattr__(self, name, value)
 
     def axis_of(self, path: Path) -> tuple[str | None, int]:
-        """Declared axis of a field and its extra rows; None where nothing is declared."""
+        """Declared axis of a field and its extra rows; None if it is not declared."""
         text = self.axes.get(path)
         if text is None:
             return None, 0
@@ -150,7 +150,7 @@ def _checked_axis(name: Any, axis: str) -> str:
 
 @dataclass(frozen=True)
 class ShardSchema(Record):
-    """The fields of one shard and what they mean; its JSON lies in the shard and in the segments table."""
+    """The fields of one shard and their roles; its JSON is in the shard and in the segments table."""
 
     fields: tuple[FieldSpec, ...]
     env_id: tuple[str, ...] = stored((), required=True)
@@ -171,7 +171,7 @@ class ShardSchema(Record):
 
 @lru_cache(maxsize=256)  # an archive has few, and each of its rows names one
 def loads(text: str) -> ShardSchema:
-    """The schema of a shard from its JSON; what is not one is an error."""
+    """The schema of a shard from its JSON; an error if it is none."""
     what, remedy = "a shard's schema", "run `archive verify`"
     body = records.parse_object(text, what=what, error=CorruptManifestError)
     found = ShardSchema.from_json(body, what=what, error=CorruptManifestError, remedy=remedy)
@@ -204,22 +204,22 @@ def shard_schema(specs: Mapping[str, FieldSpec], declared: Schema) -> ShardSchem
 
 
 class Kinds:
-    """The schemas of a buffer's steps. Each has shards of its own, so one that changes all the time is told of, once.
-    What is known is replaced, and never changed, so that a refused call is taken back."""
+    """The schemas of a buffer's steps. Each has shards of its own, so a schema that changes all the time is logged,
+    once. Values are replaced, and never changed, so that a refused call can be undone."""
 
     def __init__(self, buffer: str) -> None:
         self._buffer = buffer
         self._schemas: dict[str, ShardSchema] = {}
         self._vague: dict[str, frozenset[str]] = {}  # digest -> fields whose dtype is a guess
         self._told: set[str] = set()
-        self.known: dict[str, FieldSpec] = {}  # field -> what it was last
+        self.known: dict[str, FieldSpec] = {}  # field -> its last spec
 
     def is_only(self, schema: ShardSchema) -> bool:
         """True if no steps have come in another schema."""
         return not self._schemas or self._schemas.keys() == {schema.digest}
 
     def add(self, schema: ShardSchema, vague: frozenset[str]) -> None:
-        """These steps are kept."""
+        """Add the schema of steps that are kept."""
         if schema.digest in self._schemas:
             return
         self._schemas, self._vague = self._schemas | {schema.digest: schema}, self._vague | {schema.digest: vague}

@@ -1,4 +1,4 @@
-"""Pure, no I/O: what torch and tensordict put into state trees; imports torch only to decode it.
+"""Pure, no I/O: values of torch and tensordict in state trees; imports torch only to decode them.
 
 Tensors come back on the CPU, without gradients. Names of dtypes and classes are looked up in fixed tables only.
 """

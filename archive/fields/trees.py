@@ -56,7 +56,7 @@ def unflatten(skeleton: Any, arrays: Mapping[str, Array], *, where: str = "state
 
 
 class StateEncoder(jsontree.Encoder):
-    """Encodes what a state holds; the arrays are collected in `arrays`."""
+    """An encoder of state values; the arrays are collected in `arrays`."""
 
     def __init__(self, where: str, *, copy: bool) -> None:
         super().__init__(where)
@@ -152,7 +152,7 @@ class StateEncoder(jsontree.Encoder):
 
 
 class StateDecoder(jsontree.Decoder):
-    """Decodes what `StateEncoder` makes, copying out of `arrays`."""
+    """A decoder of the output of `StateEncoder`, copying out of `arrays`."""
 
     error = CorruptStateError
 

@@ -28,9 +28,9 @@ _SAME_BITS |= {getattr(torch, n): torch.uint8 for n in dir(torch) if n.startswit
 
 
 class Items(Sequence[Any]):
-    """The items of a batch: each made when asked for, or all of them stacked in `whole`.
+    """The items of a batch: each made on demand, or all of them stacked in `whole`.
 
-    What their values do not show of fields: `ragged` are fields, or nests of such, whose rows differ in number from
+    Facts that their values do not show: `ragged` are fields, or nests of such, whose rows differ in number from
     item to item; `opaque` are fields of JSON, which are no nests; `varying` items differ in their number of steps.
     """
 
@@ -64,13 +64,13 @@ class Items(Sequence[Any]):
         return map(self._make, range(self._count))
 
     def part(self, start: int, stop: int) -> Self:
-        """Some of them that follow one another; of items that were not stacked."""
+        """A contiguous part of items that were not stacked."""
         other, make = copy.copy(self), self._make
         other._count, other._make = len(range(self._count)[start:stop]), lambda i: make(start + i)
         return other
 
     def merged(self, values: list[Any], path: Path = ()) -> Any:
-        """The items' values of a field, or of all below it, as one."""
+        """The items' values of a field, or of all below it, merged into one."""
         first = values[0]
         if path in self.opaque:
             return values
@@ -99,8 +99,7 @@ class Items(Sequence[Any]):
 
 def ragged(items: Sequence[Any], *, varying: bool = False) -> Ragged | None:
     """Items' rows end to end, and the length of each; items of rows of their own, as lists, have lengths [items, rows],
-    or a Ragged of lengths where they differ in number (or `varying`). None for rows that are not alike, and for what
-    has none."""
+    or a Ragged of lengths if they differ in number (or `varying`). None for unlike rows, and for items without any."""
     nested = set(map(type, items)) == {list}
     rows: list[Any] = [row for item in items for row in item] if nested else list(items)
     kinds = set(map(type, rows))
@@ -162,7 +161,7 @@ def _merged(items: Sequence[Any]) -> dict[str, Any]:
 
 
 def as_kind(nest: dict[str, Any], count: int, kind: Any) -> Any:
-    """A batch's nest of tensors as it is, padded, or as a TensorDict of `count` items."""
+    """A batch's nest of tensors: plain, padded, or as a TensorDict of `count` items."""
     if isinstance(kind, Padded) or kind == "padded":
         return (kind if isinstance(kind, Padded) else Padded()).batch(nest, count)
     return tensordict_of(nest, count) if kind == "tensordict" else nest
@@ -211,7 +210,7 @@ class Padded:
 
     In place of a Ragged a field is a tensor [items, longest, ...] (of rows in steps [items, most steps, longest, ...]),
     and below "_mask" a boolean tensor of the same name is true where there is data. Other fields stay as they are.
-    pad_value: a number, or a dict of field -> number ("" for all others; 0 where nothing is said).  side: "right" or
+    pad_value: a number, or a dict of field -> number ("" for all others; 0 by default).  side: "right" or
     "left", or a dict of field -> side.  kind: "dict" or "tensordict".
 
     Of `loader`, Sampler and `collate`, and as a DataLoader's collate_fn.

@@ -1,11 +1,11 @@
-"""Pure, no I/O: the order of an epoch, the part of it that each reader gets, and how far one rank is, saved as plain
-values and taken up in a world of any size.
+"""Pure, no I/O: the order of an epoch, the part of it that each reader gets, and the progress of one rank, saved as
+plain values and taken up in a world of any size.
 
-Items are numbered 0 to `count`; an epoch is a permutation of them, and a position is a place in that permutation. What
-is left of an epoch is a list of runs of positions. It is cut into lanes, one for each worker of each rank, that follow
-one another, so that what is together in the order is read by one worker.
+Items are numbered 0 to `count`; an epoch is a permutation of them, and a position is a place in that permutation. The
+rest of an epoch is a list of ranges of positions. It is cut into lanes, one for each worker of each rank, that follow
+one another, so that one worker reads items that are together in the order.
 
-What counts is what was delivered, not what workers have read ahead. The state of one rank stands for all where each
+Delivered items count, not those that workers have read ahead. The state of one rank stands for all if each
 has delivered as many batches as the others, as ranks that train together have; else give the states of all ranks.
 """
 
@@ -70,7 +70,7 @@ class Order:
 
 
 class Positions:
-    """Positions as sorted runs [start, stop) that do not touch."""
+    """Positions as sorted ranges [start, stop) that do not touch."""
 
     def __init__(self, starts: Iterable[int], stops: Iterable[int]) -> None:
         self.starts, self.stops = merge_runs(np.array(list(starts), np.int64), np.array(list(stops), np.int64))
@@ -82,7 +82,7 @@ class Positions:
         return spans(self.starts, self.stops - self.starts)
 
     def part(self, start: int, stop: int) -> Positions:
-        """The positions that come at [start, stop) when counting along the runs."""
+        """The positions at [start, stop), counted along the ranges."""
         edges = offsets_of(self.stops - self.starts)
         begins, ends = edges[:-1], edges[1:]
         shift = self.starts - begins
@@ -139,11 +139,11 @@ class Split:
         return self.runs.without(Positions.of([pair for runs in done for pair in runs.as_lists()]))
 
 
-# -- how far one rank is -----------------------------------------------------------------------------------------------
+# -- progress of one rank ----------------------------------------------------------------------------------------------
 
 
 class Epoch:
-    """One rank's place in an epoch: the split of what was left when it began, and what each worker has delivered."""
+    """One rank's place in an epoch: the split of the rest when it began, and the items delivered by each worker."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class Epoch:
         self.begin(0)
 
     def begin(self, number: int) -> None:
-        """The whole of an epoch lies ahead."""
+        """Begin an epoch from its start."""
         self.number = number
         self._go_on(Positions([0], [self.order.count]))
 
@@ -170,8 +170,8 @@ class Epoch:
         self.batches = 0
 
     def ahead(self, worker: int) -> tuple[int, Positions]:
-        """The lane that the worker started as number `worker` reads, and what it has left; the next one in turn is the
-        first, as the order of batches is to go on where it stopped."""
+        """The lane that the worker started as number `worker` reads, and its rest; the next one in turn is the first,
+        so that the order of batches goes on where it stopped."""
         lane = (worker + self.batches) % self.split.num_workers
         whole = self.split.lane(self.rank, lane)
         return lane, whole.part(self.taken[lane], len(whole))
@@ -182,17 +182,17 @@ class Epoch:
         return found
 
     def deliver(self, lane: int, count: int) -> None:
-        """The next `count` items of a lane have reached the caller."""
+        """Take note that the next `count` items of a lane have reached the caller."""
         self.taken[lane] += count
         self.batches += 1
 
     @property
     def left(self) -> Positions:
-        """The positions that no rank has delivered, if all are as far as this one."""
+        """The positions that no rank has delivered, if all are at the same place as this one."""
         return self.split.left(self.split.alike(self.taken))
 
     def state(self) -> dict[str, Any]:
-        """Plain numbers, lists and strings."""
+        """The state as plain numbers, lists and strings."""
         split = dict(zip(_WORLD, self.split.world, strict=True))
         return {
             "format": FORMAT,
@@ -225,21 +225,21 @@ class Epoch:
 
 
 class InEpochs:
-    """A reader that goes through epochs item by item, and goes on where it was; `_epoch` is where it is."""
+    """A reader that goes through epochs item by item, and goes on where it was; `_epoch` has its place."""
 
     _epoch: Epoch
 
     @property
     def epoch(self) -> int:
-        """The epoch that comes next, or that is under way."""
+        """The next epoch, or the present one."""
         return self._epoch.number
 
     def set_epoch(self, epoch: int) -> None:
-        """The next pass is this epoch, from its start."""
+        """Make the next pass this epoch, from its start."""
         self._epoch.begin(int(epoch))
 
     def state_dict(self) -> dict[str, Any]:
-        """Its place: what it has delivered in this process is done, what workers have only read ahead is not."""
+        """Its place: items delivered in this process are done, items that workers have only read ahead are not."""
         return self._epoch.state()
 
     def load_state_dict(self, state: Any) -> None:

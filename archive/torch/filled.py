@@ -19,7 +19,7 @@ UNFINISHED = ("close", "continue", "drop")
 
 @dataclass(frozen=True)
 class Filled:
-    """A ring as training goes on with it: row e holds positions [pos - size, pos),
+    """A ring in the form for training: row e holds positions [pos - size, pos),
     position p in slot p % max_length."""
 
     buffers: dict[str, Any]  # nest of tensors (E, L, ...); empty if the share has no step
@@ -37,7 +37,7 @@ class Filled:
 
 
 class Leaves(NamedTuple):
-    """The leaves that were written into a priority tree: how many are not 0, and the greatest."""
+    """The leaves that were written into a priority tree: the number of those that are not 0, and the greatest."""
 
     nnz: int
     max: float
@@ -113,7 +113,7 @@ def rebuild(tree_set: Any, filled: Filled, name: str, *, elsewhere: float = 0.0)
     return Leaves(int(torch.count_nonzero(priorities)), float(priorities.max()) if len(priorities) else 0.0)
 
 
-# -- where each step stands --------------------------------------------------------------------------------------------
+# -- the place of each step --------------------------------------------------------------------------------------------
 
 
 def _check_room(steps: RingSteps, num_envs: int) -> None:

@@ -1,8 +1,8 @@
-"""A DataLoader whose state is what it delivered, and that resumes in a world of any size.
+"""A DataLoader whose state is the delivered items, and that resumes in a world of any size.
 
-Batches from workers come in shared memory that is used again, as fresh memory costs more than copying. A worker writes
-a batch into one of its blocks of memory and sends where the tensors lie. The block is the worker's again once nobody
-holds a tensor of that batch. Where all blocks are held, a batch is sent as torch sends it.
+Batches from workers come in reused shared memory, as fresh memory costs more than copying. A worker writes
+a batch into one of its blocks of memory and sends the offsets of tensors. The block is the worker's again once no
+tensor of that batch is held. If all blocks are held, a batch is sent as torch sends it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Loader(InEpochs):
         self._epoch.load(stream.state_dict())
 
     def __len__(self) -> int:
-        """Batches that are left of this epoch on this rank."""
+        """The number of batches that are left of this epoch on this rank."""
         lanes = (self._epoch.ahead(w)[1] for w in range(self._epoch.split.num_workers))
         return sum(-(-len(left) // self.batch_size) for left in lanes)
 
@@ -120,8 +120,8 @@ def loader(
 
 
 class _Lane(IterableDataset[Any]):
-    """The dataset that workers run: each reads its lane, a batch at a time, and says which lane and how many items a
-    batch is."""
+    """The dataset that workers run: each reads its lane, a batch at a time, and gives the lane and number of items of
+    each batch."""
 
     def __init__(
         self, stream: StreamDataset, epoch: Epoch, batch_size: int, collate: Any, held: torch.Tensor | None
@@ -181,7 +181,7 @@ class Packed(NamedTuple):
 
 
 def flags(num_workers: int, slots: int) -> torch.Tensor:
-    """A flag for each slot of each worker: it holds a batch that somebody has. Shared with the workers."""
+    """A flag for each slot of each worker: it holds a batch that is in use. Shared with the workers."""
     return _shared(torch.zeros(num_workers, slots, dtype=torch.uint8))
 
 
@@ -228,7 +228,7 @@ class Sender:
         return Packed(self._worker, slot, new, layout)
 
     def _next_slot(self) -> int:
-        """A slot that nobody holds, if possible one that has a block; -1 if there is none."""
+        """A free slot, if possible one that has a block; -1 if there is none."""
         if self._slot is None or self._slot < 0:
             free = np.flatnonzero(self._held == 0).tolist()
             self._slot = next((slot for slot in free if slot in self._blocks), free[0] if free else -1)

@@ -19,7 +19,7 @@ _POLL_S = 0.05
 
 
 class Mix:
-    """An endless iterator of batches of which each source gives its part. Made by `mix(...)`."""
+    """An endless iterator of batches with a part from each source. Made by `mix(...)`."""
 
     def __init__(
         self, sources: Mapping[str, Any], ratios: Mapping[str, Fraction], batch_size: int, kind: str, tag: str | None
@@ -70,7 +70,7 @@ class Mix:
         raise UsageError(f"source {name!r} has no batch of {count} items in an epoch")
 
     def state_dict(self) -> dict[str, Any]:
-        """The place of the mix and of each of its sources, as far as those tell."""
+        """The place of the mix and of each of its sources that have one."""
         sources = {n: s.state_dict() for n, s in self._sources.items() if hasattr(s, "state_dict")}
         owed = {name: [value.numerator, value.denominator] for name, value in self._owed.items()}
         return {"format": FORMAT, "batches": self.batches, "owed": owed, "sources": sources}
@@ -102,8 +102,8 @@ def mix(
     min_sizes: Mapping[str, int] | None = None,
     timeout_s: float | None = None,
 ) -> Mix:
-    """Batches of `batch_size` items, of each source as many as its ratio says; what a batch's size leaves over is made
-    up for by the next ones, so that the counts are exact in the long run and never off by more than one.
+    """Batches of `batch_size` items, with the ratio of each source; later batches make up for remainders, so that the
+    counts are exact in the long run and never off by more than one.
 
     sources: name -> a sampler or replay buffer (with `sample(n)`), a dataset or stream of items (endless, epoch after
     epoch), or a loader of batches (of the size that its ratio comes to); None is left out.
@@ -121,7 +121,7 @@ def mix(
 
 
 def _endless(name: str, given: Any, shuffle: str | bool | None, seed: int) -> Any:
-    """A source that can be drawn from without end: a dataset as a stream, all else as it is."""
+    """An endless source: a dataset as a stream, all else as it is."""
     if isinstance(given, (Loader, StreamDataset)) or hasattr(given, "sample"):
         return given
     if not hasattr(given, "__getitem__") or not hasattr(given, "__len__") or hasattr(given, "filter"):

@@ -1,5 +1,5 @@
-"""Rings of `[num_envs, max_length, ...]` tensors, step p in slot p % max_length: which steps they hold, and what a
-writer has not seen of them, into the writer: slabs of time, oldest first."""
+"""Rings of `[num_envs, max_length, ...]` tensors, step p in slot p % max_length: the steps that they hold, and
+appending new ones to a writer: slabs of time, oldest first."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def append(
     bounded: bool = False,
     **options: Any,
 ) -> dict[str, Array]:
-    """Append what `w` has not seen of a ring, evict what the ring has overwritten; the columns, for `w.checkpoint`.
+    """Append the steps of a ring that `w` has not seen, evict overwritten ones; the columns, for `w.checkpoint`.
 
     w: a writer, or one of its buffers.
     buffers: nest of tensors or arrays [E, L, ...].  pos, size: [E]; row e holds positions [pos - size, pos).
@@ -138,14 +138,14 @@ def _slabs(unseen: RingSteps, live_steps: int, step_bytes: int) -> Iterator[Ring
             yield RingSteps(rows[chosen], lo[chosen], hi[chosen], unseen.max_length)
 
 
-# -- what a ring holds ------------------------------------------------------------------------------------------------
+# -- contents of a ring ------------------------------------------------------------------------------------------------
 
 
 class Ring:
     """The positions that each env row holds."""
 
     def __init__(self, leaves: Mapping[Path, Any], pos: Any, size: Any, env_ids: Any) -> None:
-        """Arguments are those of `append`; UsageError or FieldError for what makes no ring."""
+        """Arguments are those of `append`; UsageError or FieldError if they make no ring."""
         if not leaves:
             raise FieldError("the ring has no fields; give a nest of tensors [num_envs, max_length, ...]")
         self.pos = row_values(pos, "pos", None)
@@ -178,7 +178,7 @@ class Ring:
         return RingSteps(self.rows, stop - self.size[self.rows], stop, self.max_length)
 
     def check(self, name: str, value: Any) -> None:
-        """Refuse what is not one entry a slot."""
+        """Refuse values that do not have one entry a slot."""
         expected = (len(self.pos), self.max_length)
         if not (is_tensor(value) or isinstance(value, np.ndarray)):
             raise FieldError(f"{name!r} is a {type(value).__name__}; a ring has tensors or arrays {list(expected)}")
@@ -189,7 +189,7 @@ class Ring:
             )
 
     def seen(self, inner: Buffer) -> Ints:
-        """Position up to which the writer has each row; -1 of one that it does not know."""
+        """The offset up to which the writer has each row; -1 for one that it does not know."""
         seen = inner.streams.following(self.env_ids)
         behind = np.flatnonzero(self.pos < seen)
         if len(behind):

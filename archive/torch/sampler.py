@@ -44,14 +44,14 @@ class Sampler:
     "prioritized" (proportional to priority ** alpha, with importance weights), or a function of the number of units
     that gives an object with the methods of strategies.Strategy.
     priorities: a column's name, "label.KEY" (0 for episodes without it), or an array of one a step (or one a unit).
-    recency: only the newest so many steps (episodes or groups, if those are drawn).  update_count, model_weights_uuid:
-    as in Episodes.filter.  staleness: only episodes with steps at most so many updates older than the newest. Of groups
-    all episodes must meet these.
-    generator: draws; its state is saved with the sampler's. A share's is seeded by the plan if none is given.
-    prefetch: batches that are drawn and fetched ahead.  fill: bring everything into the cache in the background; the
-    default does so for shares.  cache_bytes, disk_cache, max_ahead_bytes: as in Gather.
-    collate: "dict", "tensordict", "padded" or a Padded; the steps of whole episodes are Ragged, in a TensorDict jagged.
-    index: add "_index", which names the units (default: of groups, and if prioritized, as "_weight" is).
+    recency: only this many of the newest steps (episodes or groups, if those are drawn).  update_count,
+    model_weights_uuid: as in Episodes.filter.  staleness: only episodes with steps at most so many updates older than
+    the newest. Of groups all episodes must meet these. generator: draws; its state is saved with the sampler's. A
+    share's is seeded by the plan if none is given. prefetch: batches that are drawn and fetched ahead.  fill: bring
+    everything into the cache in the background; the default does so for shares.  cache_bytes, disk_cache,
+    max_ahead_bytes: as in Gather. collate: "dict", "tensordict", "padded" or a Padded; the steps of whole episodes are
+    Ragged, in a TensorDict jagged. index: add "_index", which names the units (default: of groups, and if prioritized,
+    as "_weight" is).
 
     Threads may share it: one batch is made after the other.
     """
@@ -133,7 +133,7 @@ class Sampler:
         )
 
     def _priorities(self, given: Any) -> Any:
-        """One a unit, from a column, a label, an array of one a step, or one of one a unit."""
+        """One priority for each unit, from a column, a label, an array of one a step, or of one a unit."""
         if given is None:
             raise UsageError("strategy='prioritized' needs priorities=: a column's name, or an array of one a step")
         if not isinstance(given, str):
@@ -211,8 +211,8 @@ class Sampler:
         return out if self._collate == "dict" else as_kind(out, len(numbers), self._collate)
 
     def update_priorities(self, index: Any, priorities: Any) -> None:
-        """New priorities of units, by the "_index" of the batches that they came in. Batches drawn ahead stay. Of
-        groups the greatest of a group's episodes counts."""
+        """Set priorities of units, by the "_index" of the batches that they came in. Batches drawn ahead stay. A group
+        gets the greatest of its episodes'."""
         if not isinstance(self.strategy, Prioritized):
             raise UsageError("only a sampler with strategy='prioritized' has priorities to update")
         places = self._units.places(as_numpy(index).astype(np.int64).reshape(-1))
@@ -228,7 +228,7 @@ class Sampler:
         return 0.0 if self._closed else self._filling.ready
 
     def fill(self, timeout_s: float | None = None) -> bool:
-        """Bring everything into the cache, and wait for it; whether that ended in time. Errors surface here."""
+        """Bring everything into the cache, and wait for it; True if that ended in time. Errors surface here."""
         if self._closed:
             raise _closed()
         self._filling.start()
@@ -273,7 +273,7 @@ class Sampler:
             self._drawn = deque(Draw(_tensor(d["places"]), _tensor(d["weights"])) for d in state["ahead"])
 
     def close(self) -> None:
-        """Stop what runs in the background; an error there that has not surfaced yet does."""
+        """Stop background work; an error that has not surfaced yet does."""
         with self._turn:
             if self._closed:
                 return
@@ -380,7 +380,7 @@ class _Loading:
 
 
 def _check(unit: str, length: int | None, collate: Any, prefetch: int, batch_size: int) -> None:
-    """UsageError for options that are none, or do not go together."""
+    """UsageError for options that are unknown, or do not go together."""
     if unit not in units.KINDS:
         raise UsageError(f"unit={unit!r}: give one of {', '.join(units.KINDS)}")
     if (unit == "window") != (length is not None) or (length is not None and length < 1):
@@ -394,7 +394,7 @@ def _check(unit: str, length: int | None, collate: Any, prefetch: int, batch_siz
 
 
 def _strategy_of(given: Any, count: int, replace: bool) -> Strategy:
-    """The strategy of a name, or that a function of the number of units makes."""
+    """The strategy of a name, or of a function of the number of units."""
     if given == "uniform":
         return Uniform(count, replace=replace)
     if given == "without_replacement":

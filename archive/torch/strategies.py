@@ -1,6 +1,6 @@
-"""On top of the archive, no I/O: which of `count` things come next. Each strategy draws with the generator it is given.
+"""Pure, no I/O: the choice of the next of `count` things. Each strategy draws with the generator it is given.
 
-A strategy is any object with the methods of `Strategy`; what they need to go on is numbers and tensors.
+A strategy is any object with the methods of `Strategy`; its state is numbers and tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Draw(NamedTuple):
 
 
 class Strategy(Protocol):
-    """Draws places below a count that it was made for."""
+    """A strategy that draws places below a count that it was made for."""
 
     def draw(self, size: int, generator: torch.Generator) -> Draw: ...
 
@@ -34,7 +34,7 @@ class Strategy(Protocol):
 
 
 class Uniform:
-    """Draws each as likely as any other. With `replace` each for itself, otherwise a batch has none twice."""
+    """Uniform draws. With `replace` each is independent, otherwise a batch has none twice."""
 
     def __init__(self, count: int, *, replace: bool = False) -> None:
         self.count = count
@@ -55,7 +55,7 @@ class Uniform:
 
 
 class WithoutReplacement:
-    """Draws each once in random order, then all again in another; no batch has one twice, at the seam either."""
+    """Draws of each in random order, then of all again in another; no batch has one twice, at the seam either."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -104,7 +104,7 @@ class WithoutReplacement:
 
 
 class Prioritized:
-    """In proportion to priority ** alpha, each draw for itself; weights (count * probability) ** -beta, the batch's
+    """Draws in proportion to priority ** alpha, each independent; weights (count * probability) ** -beta, the batch's
     greatest being 1."""
 
     def __init__(self, priorities: Any, *, alpha: float = 0.6, beta: float = 0.4) -> None:
@@ -125,7 +125,7 @@ class Prioritized:
         return Draw(torch.from_numpy(places), torch.from_numpy(weights / weights.max(initial=1e-300)).float())
 
     def update(self, places: Any, priorities: Any) -> None:
-        """New priorities; of a place that is named twice the last counts."""
+        """Set priorities; if a place is named twice the last one counts."""
         values, places = _checked(priorities), np.asarray(places, np.int64)
         if values.shape != places.shape:
             raise UsageError(f"{len(values)} priorities were given for {len(places)} places; give one for each")
@@ -176,7 +176,7 @@ class _Sums:
             self._nodes[nodes] = self._nodes[2 * nodes] + self._nodes[2 * nodes + 1]
 
     def find(self, at: Any) -> Any:
-        """The place in whose stretch of the running sum each of `at` lies."""
+        """The place whose range of the running sum has each of `at`."""
         nodes = np.ones(len(at), np.int64)
         while self._size > 1 and nodes.size and nodes[0] < self._size:
             nodes *= 2
@@ -187,7 +187,7 @@ class _Sums:
 
 
 def check_size(size: int, count: int, *, replace: bool = False) -> None:
-    """UsageError for a batch of nothing, from nothing, or of more than there is."""
+    """UsageError for an empty batch, an empty source, or a batch of more than there is."""
     if size < 1 or count < 1:
         raise UsageError(f"a batch of {size} from {count} cannot be drawn; there must be at least one of both")
     if size > count and not replace:

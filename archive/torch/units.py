@@ -20,7 +20,7 @@ METADATA, ATTRIBUTES, LABEL = "metadata.", "attributes.", "label."
 
 
 class StepUnits:
-    """The units where each is a step of some episodes, or a window of `length` steps, from step `begin` of each on.
+    """Units that are steps of some episodes, or windows of `length` steps, from step `begin` of each on.
 
     A unit's index is the number of its first step over all episodes end to end, which is where its column values are.
     """
@@ -66,7 +66,7 @@ class StepUnits:
 
 
 class EpisodeUnits:
-    """The units where each is a group of episodes, or an episode as the only one of its group. Used as StepUnits are.
+    """Units that are groups of episodes, or single episodes. Used like StepUnits.
 
     A group is drawn if all of its episodes are kept and it has at least `size` of them; its number is its index.
     """
@@ -127,12 +127,12 @@ def _check_known(known: Mask, index: Ints, kind: str) -> None:
         raise UsageError(f"index {odd} is no {kind} of this sampler; give those of its batches")
 
 
-# -- which of them -----------------------------------------------------------------------------------------------------
+# -- selection -----------------------------------------------------------------------------------------------------
 
 
 def chosen(episodes: Episodes, *, update_count: Any, staleness: int | None, model_weights_uuid: Any) -> Mask:
-    """A mask of the episodes that have steps of these update counts and weights, as Episodes.filter says it. staleness:
-    of update counts at most so many below the greatest of these episodes."""
+    """Mask of the episodes that have steps of these update counts and weights, as for Episodes.filter. staleness: the
+    greatest distance of update counts below the greatest of these episodes."""
     if staleness is not None:
         if update_count is not None or staleness < 0:
             raise UsageError("give update_count or staleness, not both, and a staleness of at least 0")
@@ -164,7 +164,7 @@ def of_newest_groups(episodes: Episodes, kept: Mask, recency: int, codes: Ints) 
 
 
 def newest_steps(episodes: Episodes, lengths: Ints, kept: Mask, recency: int) -> tuple[Mask, Ints]:
-    """The newest `recency` steps of the kept episodes: which episodes have them, and from which step on."""
+    """The newest `recency` steps of the kept episodes: a mask of the episodes, and the first such step of each."""
     order = _newest_first(episodes, kept, recency)
     over = np.maximum(np.cumsum(lengths[order]) - recency, 0)
     some = over < lengths[order]
@@ -219,7 +219,7 @@ def _named(episodes: Episodes, name: str) -> list[Any]:
 
 
 def labelled(episodes: Episodes, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The label of each as a number, 0 for those without it; UsageError for a label that has none."""
+    """The label of each as a number, 0 for those without it; UsageError for a label without numbers."""
     import pyarrow as pa
 
     known = [column for column in episodes.episode_index.names if column.startswith(LABEL)]
