@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import archive
-from archive.adapters import checkpoint, planned, saved_share, share_buffer, states_of
+from archive.adapters import checkpoint, part_of, planned, saved_share, share_buffer, states_of
 from archive.adapters import live as buffers
 from archive.adapters.transferqueue import live, stored
 from archive.adapters.transferqueue.stored import SYSTEM
@@ -52,8 +52,9 @@ def save_checkpoint(
     given = dict(metadata or {})
     with _writer(where, run, buffer, storage_options) as (writer, latest):
         at = _step(step, given, latest)
-        saved = {buffer: buffers.appended(writer, buffer, queue.append)}
-        return checkpoint(writer, at, saved, progress=given, **options).result()
+        part = part_of(writer, buffer)  # whose lock is held meanwhile where a journal is to have all of it at once
+        saved = buffers.appended(writer, buffer, queue.append) if part.journaled else queue.append(part)
+        return checkpoint(writer, at, {buffer: saved}, progress=given, **options).result()
 
 
 def load_checkpoint(
