@@ -15,6 +15,8 @@ import pytest
 
 import archive
 from archive.write import changes, slabs, works
+from tests.support.archives import fresh
+from tests.support.journals import NEVER_S, die
 
 LIBRARY = str(Path(archive.__file__).parent)
 STUCK_S = 120
@@ -169,6 +171,43 @@ def _check_lines(name: str, most: int | None, monkeypatch: pytest.MonkeyPatch) -
     ks = range(1, count + 1) if most is None else sorted({1 + i * (count - 1) // (most - 1) for i in range(most)})
     for k in ks:
         one(name, k, most or 0)
+
+
+JOURNALED: dict[str, Callable[[archive.Writer], Any]] = {
+    "whole": lambda w: w.journal(columns={"p": np.array([9.0, 1, 2, 9])}),
+    "changes": lambda w: w.journal(changes={"p": (0, [0, 3], [9.0, 9.0])}),
+    "sync": lambda w: (w.journal(changes={"p": (0, [0, 3], [9.0, 9.0])}), w.sync()),
+    "checkpoint": lambda w: w.checkpoint(1, columns={"p": np.array([9.0, 1, 2, 9])}).result(60),
+    "checkpoint without it": lambda w: w.checkpoint(1).result(60),
+    "checkpoint without buffers": lambda w: w.checkpoint(1, save_replay=False).result(60),
+}
+
+
+@pytest.mark.parametrize("name", JOURNALED)
+def test_after_an_interrupted_call_the_journal_has_the_values_that_were_said_last(name: str) -> None:
+    call = JOURNALED[name]
+    w = journaling()
+    count = lines_of(lambda: call(w))
+    die(w)
+    for k in sorted({1 + i * (count - 1) // (SAMPLED - 1) for i in range(SAMPLED)}):
+        w = journaling()
+        where = interrupted(lambda w=w: call(w), k)  # type: ignore[misc]
+        for last in ([9.0, 1, 2, 3], [0.0, 1, 2, 9]):
+            w.journal(columns={"p": np.array(last)})
+            w.sync()
+            recovered = archive.open(w._storage.url).recover()
+            assert recovered is not None
+            assert recovered.column("p", 0).tolist() == last, f"line {k} ({where})"
+        die(w)
+
+
+def journaling() -> archive.Writer:
+    """A writer whose journal has a column."""
+    w = fresh().writer(journal_s=NEVER_S)
+    w.append({"x": np.zeros(4)}, env_ids=0)
+    w.journal(columns={"p": np.array([0.0, 1, 2, 3])})
+    w.sync()
+    return w
 
 
 def test_an_upload_that_closing_cancelled_is_no_failure() -> None:
