@@ -32,6 +32,7 @@ Owner = tuple[int, str]  # rank, buffer
 Saved = tuple[Mapping[str, Column], Mapping[str, Mapping[str, Any]]]  # columns; attributes, {episode id: value}
 FOLDED = ("episode_id", *tables.LOCATING)  # columns of the segments table that a fold asks for
 _TOGETHER = 256  # parts, which take more than what is in them
+_MOST_VALUES = 1 << 20  # of a column that are kept beside those before
 _ENDS = ("buffer", "shard", "env_id", "position", "length", "episode_id", "sequence", "last", "reason")
 
 
@@ -101,7 +102,8 @@ class Delta:
             for name, values in columns.items():
                 own = self.columns.setdefault(buffer, {}).setdefault(name, [])
                 own += values
-                if len(own) >= _TOGETHER:
+                more = sum(len(one.column.array) for one in own[1:])
+                if len(own) >= _TOGETHER or more > max(len(own[0].column.array), _MOST_VALUES):
                     own[:] = compacted(own)
         for buffer, attributes in later.attributes.items():
             for name, given in attributes.items():

@@ -83,3 +83,28 @@ def test_a_fold_is_what_the_writer_holds(seed: int) -> None:
         assert found.next_positions.get(env, 0) == position
     assert found.columns["p"].array.tolist() == own.columns["p"].array.tolist()
     die(w)
+
+
+@pytest.mark.parametrize(("together", "values"), [(2, 1 << 20), (256, 0)])
+def test_values_of_many_ticks_are_kept_once(together: int, values: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are found in all of them, by dtypes too."""
+    arc, rng = fresh(), np.random.default_rng(0)
+    w = arc.writer(journal_s=NEVER_S)
+    w.append({"x": np.zeros(40)}, env_ids=0)
+    for _ in range(30):
+        at = rng.choice(40, 3, replace=False)
+        name = str(rng.choice(["p", "q"]))
+        w.journal(changes={name: (0, at, rng.random(3))})
+        if rng.integers(0, 4) == 0:
+            w.journal(columns={"q": rng.integers(0, 9, 40).astype(str(rng.choice(["i4", "f8"])))})
+            w._journal.saying._kinds = {}
+        w.sync()
+    die(w)
+    wanted = folded(arc)
+    monkeypatch.setattr("archive.saved.fold._TOGETHER", together)
+    monkeypatch.setattr("archive.saved.fold._MOST_VALUES", values)
+    found = folded(arc)
+    for name in ("p", "q"):
+        np.testing.assert_array_equal(found.columns[name].array, wanted.columns[name].array)
+    (tail,) = tails.read(arc.storage, arc.head, "main").values()
+    assert sum(len(one.column.array) for one in tail.held.columns["replay"]["p"]) <= 2 * 40
