@@ -39,9 +39,9 @@ class Ranks:
         self.cost: list[IOStats] = []
 
     def all(self, world_size: int, work: Callable[..., dict[str, Any]]) -> list[dict[str, Any]]:
-        """What `work` gives on every rank; the ranks run at the same time.
+        """The results of `work` on every rank; the ranks run at the same time.
 
-        They are processes; threads where the store lives in this one, or no other may write there.
+        Ranks are processes; they are threads if the store is in this process, or no other may write there.
         """
         url, alone = self._target.url, self._target.single_writer
         how = {"storage_options": self._target.storage_options, "single_writer": alone}
@@ -115,9 +115,9 @@ def resume(url: str, how: dict[str, Any], run: str, rank: int, world_size: int) 
 def account(
     saved: Sequence[Mapping[str, Any]], resumed: Sequence[Mapping[str, Any]], checkpoint: Checkpoint
 ) -> tuple[int, int, bool]:
-    """How many steps were resumed, how many are live now, and whether all is well.
+    """The number of steps that were resumed, the number that are live now, and True if all is well.
 
-    It is if every step that was saved was resumed once, whole, with its priority; and nothing is there twice.
+    It is, if every step that was saved was resumed once, whole, with its priority, and nothing is there twice.
     """
     import numpy as np
 

@@ -198,7 +198,7 @@ def show(target: Target, episode_id: str, names: tuple[str, ...], start: int, st
 
 
 def _parts_of(episode: Episode, about: Mapping[str, Any], values: dict[str, Any], start: int) -> Iterator[Part]:
-    """What is known, the fields, and values: numbers as NumPy prints them, the rest step by step."""
+    """Facts, fields and values of an episode: numbers as NumPy prints them, the rest step by step."""
     from archive.view import frames, notebook, texts
 
     counts = episode.update_counts
