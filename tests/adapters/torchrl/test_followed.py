@@ -251,3 +251,19 @@ def test_a_job_that_is_killed(tmp_path: Path) -> None:
     assert code_of(forked(lambda: _killed(str(tmp_path)))) == -signal.SIGKILL
     torchrl.restore(rb := buffer(50, sampler=prioritized(50)), archive.open(tmp_path).recover(), rank=0)
     assert contents(rb) == [float(t) for t in range(30)]
+
+
+def test_ticks_of_the_journals_own_thread_beside_training_and_saves() -> None:
+    arc = opened()
+    rb, other = (buffer(40, sampler=prioritized(40), prefetch=2, seed=seed) for seed in range(2))
+    w = arc.writer(0, 1, journal_s=0.01)
+    torchrl.follow(rb, w)
+    for i in range(30):
+        train(rb, 3 * i, 3)
+        if i % 10 == 5:
+            torchrl.save(rb, w, step=i).result(60)
+    w.sync()
+    torchrl.restore(other, abandoned(arc, w).recover(), rank=0)
+    assert same(other[:], rb[:])
+    assert priorities(other) == priorities(rb)
+    assert (other._writer._cursor, other.write_count) == (rb._writer._cursor, rb.write_count)
