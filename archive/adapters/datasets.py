@@ -110,8 +110,8 @@ def about_of(source: Any, system: str) -> Mapping[str, Any]:
 def by_role(
     source: Any, fields: Any, given: Mapping[str, str | None]
 ) -> Iterator[tuple[Episode, dict[str, Any], dict[str, Path]]]:
-    """Each episode with its steps, and the path of the field, or nest of fields, that has each role: the one given,
-    or the first of its usual names."""
+    """The episodes, each with its steps and, by role, the path of the field (or nest of fields) that has it: the one
+    given, or the first of its usual names."""
     for episode, steps in episodes_of(source).stream(fields):
         yield episode, steps, {role: _path_of(steps, role, name) for role, name in given.items()}
 

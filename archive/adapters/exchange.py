@@ -1,4 +1,4 @@
-"""What one system saved, into a live buffer of another: ALF, TorchRL, RLinf. docs/adapters/exchange.md has more.
+"""The steps that one system saved, into a live buffer of another: ALF, TorchRL, RLinf. docs/adapters/exchange.md has more.
 
 ```python
 share = resharding.plan(ck, world_size=1).share(0)  # of a checkpoint that ALF's adapter made
@@ -189,7 +189,7 @@ def _split(one: Transitions) -> Iterator[Transitions]:
 
 
 def _dealt(episodes: list[Transitions], target: alf.Target) -> Any:
-    """What ALF's adapter needs of a share's buffer: episodes dealt to env rows in order, balanced by steps. Nothing is
+    """The part of a share that ALF's adapter needs: episodes dealt to env rows in order, balanced by steps. Nothing is
     known but these, and nothing was dropped."""
     length = np.array([one.length + 1 for one in episodes], np.int64)
     before = np.cumsum(length) - length
@@ -256,7 +256,7 @@ def _unknown(one: Transitions, target: alf.Target) -> list[Path]:
 
 
 def _of_kind(array: Array | None, one: Transitions, dtype: Any, shape: tuple[int, ...]) -> Array:
-    """With the buffer's shape; its dtype where that is a matter of form."""
+    """An array in the buffer's shape; in its dtype where that is a matter of form."""
     wanted = dtypes.from_torch(torch.zeros(0, dtype=dtype), where="the buffer").dtype
     if array is None:
         return np.zeros((one.length + 1, *shape), wanted)
@@ -307,7 +307,7 @@ def _into_torchrl(rb: Any, found: list[Transitions]) -> tuple[str, ...]:
 
 
 def _check_kinds(rb: Any, items: list[Any]) -> None:
-    """All items are of one kind, and of that of a storage that has been filled before; a list takes any."""
+    """FieldError for items of several kinds, or of another than a storage that has been filled; a list takes any."""
     held: Any = getattr(rb.storage, "_storage", None)
     if isinstance(held, list):
         return

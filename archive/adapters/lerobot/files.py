@@ -34,7 +34,7 @@ _PLACEHOLDER = re.compile(r"\{(\w+)(?::0?(\d)d)?\}")
 
 @dataclass(frozen=True, slots=True)
 class Feature(Record):
-    """What a dataset says of one of its features."""
+    """The entry of a feature in `meta/info.json`."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -45,7 +45,7 @@ class Feature(Record):
 
 @dataclass(frozen=True, slots=True)
 class Info(Record):
-    """What a dataset says of itself."""
+    """The content of `meta/info.json` that is relied on."""
 
     features: Mapping[str, Feature]
     data_path: str
@@ -113,7 +113,7 @@ def column_of(array: Array | Ragged) -> Any:
 
 
 def tasks_table(tasks: Mapping[str, int]) -> pa.Table:
-    """As pandas writes a table whose index is the task's text."""
+    """The table of tasks, as pandas writes one whose index is the task's text."""
     kinds = {"task_index": ("int64", "int64"), "task": ("unicode", "object")}
     columns = [
         {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": numpy_kind, "metadata": None}
