@@ -23,7 +23,7 @@ FIGURES = {
     "modules named ...ing": 10,
     "records and protocols of the engine": 189,
     "class names with two meanings": 0,
-    "docstrings that begin with a relative word": 10,
+    "docstrings that begin with a relative word": 3,
     "files with searchsorted": 5,
     "places that append to the log": 0,
 }

@@ -1,4 +1,4 @@
-"""The steps that one system saved, into a live buffer of another: ALF, TorchRL, RLinf. docs/adapters/exchange.md has more.
+"""The steps that one system saved, into a live buffer of another: ALF, TorchRL, RLinf.
 
 ```python
 share = resharding.plan(ck, world_size=1).share(0)  # of a checkpoint that ALF's adapter made
@@ -12,7 +12,7 @@ torchrl.save(torchrl_buffer, w, step=ck.step).result()  # from now on it is Torc
 | ALF, TorchRL, RLinf | RLinf | one trajectory [T, 1, ...] an episode: curr_obs, next_obs, actions, rewards, dones |
 | TorchRL, RLinf | ALF | T + 1 steps, FIRST to LAST, dealt to the env rows; leaves of its trees |
 
-The same system's own adapter restores more, and exactly.
+The same system's own adapter restores more, and exactly. docs/adapters/exchange.md has more.
 """
 
 from __future__ import annotations
