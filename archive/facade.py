@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from archive.base import MissingObjectError, NotFoundError, UsageError, one_line
 from archive.fields import Schema
-from archive.index import EpisodeIndex, Later, Snapshot
+from archive.index import Annotations, EpisodeIndex, Snapshot
 from archive.log import (
     DEFAULT_RUN,
     About,
@@ -56,7 +56,7 @@ class Archive:
     ) -> None:
         self.storage = storage
         self.pinned = pinned
-        self.index = EpisodeIndex(Snapshot(storage, head, Later(storage, head, read_only=pinned)))
+        self.index = EpisodeIndex(Snapshot(storage, head, Annotations(storage, head, read_only=pinned)))
         self._about = about
         self._raw = raw
         self._single_writer = single_writer
@@ -113,7 +113,7 @@ class Archive:
         `["step-1000"]` are its own."""
         from archive.checkpoint import Checkpoints
 
-        return Checkpoints(self.storage, self.head, later=self.snapshot.later)
+        return Checkpoints(self.storage, self.head, annotations=self.snapshot.annotations)
 
     @property
     def runs(self) -> Runs:
@@ -309,7 +309,7 @@ class Archive:
         log = self._log()
         made = recover(log, run)
         self._committed(log.head)
-        every = Checkpoints(self.storage, self.head, run, self.index.snapshot.later)
+        every = Checkpoints(self.storage, self.head, run, self.index.snapshot.annotations)
         return every.newest() if made is None else every.at_commit(made.number)
 
     @property
@@ -402,7 +402,7 @@ class Archive:
         created_at, commit. Current labels are in `arc.episodes.table` and `ep.labels`."""
         from archive.index import labels
 
-        return self.index.snapshot.later.labels.select(labels.TOLD)
+        return self.index.snapshot.annotations.labels.select(labels.HISTORY_COLUMNS)
 
     def label(self, said: Mapping[str, Mapping[str, Any]], *, by: str | None = None) -> Self:
         """Set labels on episodes, by id: `arc.label({"id": {"success": True, "quality": 0.9}}, by="anna")`.
@@ -422,7 +422,7 @@ class Archive:
         session, buffer, rank, env_id, position, length, dropped, provenance (JSON), by, created_at, commit."""
         from archive.read import notes
 
-        return self.index.snapshot.later.late.select(notes.TOLD)
+        return self.index.snapshot.annotations.late.select(notes.HISTORY_COLUMNS)
 
     def add_fields(
         self, fields: Mapping[Any, Mapping[str, Any]], *, provenance: Any = None, by: str | None = None

@@ -193,7 +193,7 @@ class Outgoing:
     def beside(self, kind: str, known: pa.Table) -> pa.Table:
         """The rows of a table that follow these, without known ones, and those with newer known values."""
         snapshot = self.archive.snapshot
-        rows: pa.Table = getattr(snapshot.later, kind)
+        rows: pa.Table = getattr(snapshot.annotations, kind)
         if rows.num_rows:
             rows = news(kind, rows.filter(of_segments(kind, rows, snapshot.take(self.rows, KEYS))), known)
         return rows
@@ -299,7 +299,7 @@ def copied(
         return rows
     roots = _roots(source)
     chunks = _chunk_tables(roots, rows, {*distinct(rows["shard"])})
-    held = (archive.snapshot.columns(["shard"]), archive.snapshot.later.late)
+    held = (archive.snapshot.columns(["shard"]), archive.snapshot.annotations.late)
     known = {key for table in held for key in distinct(table["shard"])}
     keys = copy_shards(roots, archive.storage, chunks, known, moved, verify=verify)
     file = None

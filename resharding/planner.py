@@ -143,7 +143,7 @@ def _with_tails(
 
 def _keeps_journal(checkpoint: Checkpoint) -> bool:
     entry = checkpoint.commit.runs.get(checkpoint.run)
-    return entry is not None and entry.journal is not None and not checkpoint.later.read_only
+    return entry is not None and entry.journal is not None and not checkpoint.annotations.read_only
 
 
 def _has_begun(head: Commit, run: str, session: str | None) -> bool:

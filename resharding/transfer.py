@@ -264,7 +264,7 @@ def _branches(selections: Sequence[Outgoing], present: Snapshot | None) -> Branc
 
 def _beside(kind: str, selections: Sequence[Outgoing], present: Snapshot | None) -> list[pa.Table]:
     """The rows of a table that follow each selection, if they are newer than the known ones there."""
-    out = [getattr(present.later, kind) if present else tables.schema(kind).empty_table()]
+    out = [getattr(present.annotations, kind) if present else tables.schema(kind).empty_table()]
     for selection in selections:
         out.append(selection.beside(kind, tables.concat(kind, out)))
     return out[1:]

@@ -18,7 +18,7 @@ _MOST = 2**62
 
 
 class Meeting(NamedTuple):
-    """The intersection of rows of two tables: row left[i] of one and right[i] of the other share the steps [lo[i],
+    """The intersection of rows of two tables: rows left[i] of one and right[i] of the other share steps [lo[i],
     hi[i])."""
 
     left: Ints

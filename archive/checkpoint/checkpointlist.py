@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from archive.base import MissingObjectError, NotFoundError, UsageError, cached_property, one_line
 from archive.checkpoint.checkpoints import Checkpoint
 from archive.checkpoint.retention import Keep, candidates, read_clock
-from archive.index import Later
+from archive.index import Annotations
 from archive.ledger import LedgerView, names, of_run
 from archive.log import Commit, Mark, read_of, tablefiles
 from archive.read import Episodes
@@ -28,7 +28,7 @@ class Latest(Checkpoint):
 
     def __init__(self, found: Checkpoint, among: Checkpoints) -> None:
         """among: the checkpoints of its run."""
-        super().__init__(found._storage, found.commit, found.served_by, found.later)
+        super().__init__(found._storage, found.commit, found.served_by, found.annotations)
         self._among = among
 
     def __call__(self, *, replay: bool = False) -> Latest | None:
@@ -45,12 +45,14 @@ class Latest(Checkpoint):
 class Checkpoints:
     """The checkpoints of an archive, oldest first."""
 
-    def __init__(self, storage: Storage, head: Commit, run: str | None = None, later: Later | None = None) -> None:
-        """later: labels and derived columns of the live episodes; None: as of `head`."""
+    def __init__(
+        self, storage: Storage, head: Commit, run: str | None = None, annotations: Annotations | None = None
+    ) -> None:
+        """annotations: labels and derived columns of the live episodes; None: as of `head`."""
         self._storage = storage
         self._head = head
         self._run = run
-        self._later = Later(storage, head) if later is None else later
+        self._annotations = Annotations(storage, head) if annotations is None else annotations
 
     @cached_property
     def table(self) -> pa.Table:
@@ -63,7 +65,7 @@ class Checkpoints:
 
     def of(self, run: str) -> Checkpoints:
         """The checkpoints of one run."""
-        return Checkpoints(self._storage, self._head, run, self._later)
+        return Checkpoints(self._storage, self._head, run, self._annotations)
 
     @property
     def latest(self) -> Latest | None:
@@ -88,7 +90,7 @@ class Checkpoints:
     def at_commit(self, number: int, manifest: int | None = None) -> Checkpoint:
         """The checkpoint of a commit. manifest: number of the commit whose tables serve its steps; None: its own."""
         served_by = None if manifest is None else self._commit(manifest)
-        return Checkpoint(self._storage, self._commit(number), served_by, self._later)
+        return Checkpoint(self._storage, self._commit(number), served_by, self._annotations)
 
     def _commit(self, number: int) -> Commit:
         if number == self._head.number:

@@ -25,7 +25,7 @@ from archive.base import (
     jsontree,
 )
 from archive.checkpoint import resumption
-from archive.index import ByWriter, EpisodeIndex, Later, Snapshot
+from archive.index import Annotations, ByWriter, EpisodeIndex, Snapshot
 from archive.ledger import LedgerView
 from archive.log import Commit, FileRef, Origin, Sequences, tablefiles
 from archive.read import Episodes, Reader, Spans
@@ -46,14 +46,14 @@ class Checkpoint:
     """One checkpoint, as its commit has it."""
 
     def __init__(
-        self, storage: Storage, commit: Commit, served_by: Commit | None = None, later: Later | None = None
+        self, storage: Storage, commit: Commit, served_by: Commit | None = None, annotations: Annotations | None = None
     ) -> None:
-        """served_by: the commit whose tables serve its steps; later: labels and derived columns; None: its own."""
+        """served_by: the commit whose tables serve its steps; annotations: as of another commit; None: its own."""
         self._storage = storage
         self.commit = commit
         self.served_by = commit if served_by is None else served_by
-        self.later = Later(storage, self.served_by) if later is None else later
-        self.seen = max(commit.number, self.later.head.number)  # the newest commit known at its lookup
+        self.annotations = Annotations(storage, self.served_by) if annotations is None else annotations
+        self.seen = max(commit.number, self.annotations.head.number)  # the newest commit known at its lookup
         if commit.checkpoint is None:
             raise CorruptCommitError(
                 f"commit {commit.number} at {storage.url} is no checkpoint, though the table of checkpoints names it; "
@@ -250,7 +250,7 @@ class Checkpoint:
     @cached_property
     def _whole(self) -> Snapshot:
         """The segments table that serves its steps."""
-        return Snapshot(self._storage, self.served_by, self.later)
+        return Snapshot(self._storage, self.served_by, self.annotations)
 
     @cached_property
     def index(self) -> EpisodeIndex:

@@ -54,7 +54,7 @@ LEAD_STEPS = 2  # a rank is ready to act this many steps after it sees a request
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGUSR2", "SIGTERM") if hasattr(signal, name))
 
 
-class _Told:
+class _Asked:
     """The requests to this process: for a checkpoint since it last acted, and to end."""
 
     def __init__(self) -> None:
@@ -67,13 +67,13 @@ class _Told:
         self.watch: _Watch | None = None
 
 
-_asked = _Told()
+_asked = _Asked()
 
 
 def _forget() -> None:
     """Restore signals in a forked child (a worker of a DataLoader, say), which is no rank of the job."""
     global _asked
-    inherited, _asked = _asked, _Told()
+    inherited, _asked = _asked, _Asked()
     for number, previous in inherited.previous.items():
         signal.signal(number, signal.SIG_DFL if previous is None else previous)
 

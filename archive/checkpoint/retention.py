@@ -113,8 +113,7 @@ class Keep:
 
 @dataclass(frozen=True)
 class Clock:
-    """The time of the store now, and of its commits; a host's own clock may be off by days. Empty: the store was not
-    asked."""
+    """The time of the store, and of its commits; a host's own clock may be off by days. Empty: not asked."""
 
     now: datetime | None = None
     made: Mapping[int, datetime] = field(default_factory=dict)

@@ -9,17 +9,17 @@ from archive.index.chunkindex import METADATA, ArrayChunks, ShardIndex, ShardRea
 from archive.index.episodes import COLUMNS, METADATA_COLUMN, EpisodeIndex, value_set
 from archive.index.expressions import Met, matching
 from archive.index.reachable import Reach, Walk, checkpoint_places, held_rows
-from archive.index.snapshot import Later, Snapshot, run_of_session
+from archive.index.snapshot import Annotations, Snapshot, run_of_session
 
 __all__ = [
     "COLUMNS",
     "METADATA",
     "METADATA_COLUMN",
+    "Annotations",
     "ArrayChunks",
     "Branches",
     "ByWriter",
     "EpisodeIndex",
-    "Later",
     "Met",
     "Reach",
     "ShardIndex",

@@ -272,8 +272,7 @@ class Branches:
         return {session: own} | {origin.session: origin.sequences for origin in self._before(session)}
 
     def sight_trained(self, session: str, own: Sequences | None = None) -> dict[str, Sequences | None]:
-        """The same for ledger rows "trained": of earlier sessions only the rows that the weights it went on with know
-        of."""
+        """The same for ledger rows "trained": of earlier sessions only the rows known to the resumed weights."""
         known = {
             origin.session: origin.sequences if origin.trained is None else origin.trained
             for origin in self._before(session)

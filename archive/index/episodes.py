@@ -107,7 +107,7 @@ class EpisodeIndex:
     @property
     def labels(self) -> Labels:
         """The labels of the episodes, as of the commit whose labels apply."""
-        said = self.snapshot.later.labels
+        said = self.snapshot.annotations.labels
         if self._labels is None or self._labels[0] is not said:
             row = segments_of(said, self.snapshot.columns(ADDRESS)) if said.num_rows else np.zeros(0, np.int64)
             episode = np.where(row >= 0, self.episode_of_row[row], -1) if self.snapshot.rows else np.full(len(row), -1)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PREFIX = "label."  # of columns
-TOLD = ("episode_id", "key", "value", "by", "created_at", "commit")
+HISTORY_COLUMNS = ("episode_id", "key", "value", "by", "created_at", "commit")
 
 
 class Labels:
@@ -85,11 +85,10 @@ class Labels:
         return np.argsort(self._episode, kind="stable"), offsets_of(np.bincount(self._episode, minlength=self._count))
 
     def history(self, episode: int) -> list[dict[str, Any]]:
-        """The labels of an episode, with those that no longer apply, oldest first: key, value, by, created_at,
-        commit."""
+        """The labels of an episode, also outdated ones, oldest first: key, value, by, created_at, commit."""
         order, offsets = self._by_episode
         start, stop = offsets[episode : episode + 2]
-        rows = self._said.select(TOLD[1:]).take(order[start:stop]).to_pylist()
+        rows = self._said.select(HISTORY_COLUMNS[1:]).take(order[start:stop]).to_pylist()
         return [row | {"value": _value(row["value"])} for row in rows]
 
     def of(self, episode: int) -> dict[str, Any]:

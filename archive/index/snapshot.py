@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _AT_ONCE = 16  # claims
 
 
-class Later:
+class Annotations:
     """Labels of episodes, and derived columns, as of one commit. An archive shares it with its checkpoints, whose own
     commits may be older."""
 
@@ -38,9 +38,9 @@ class Later:
         if head.number > self.head.number:
             self.head = head
 
-    def without_fields(self) -> Later:
+    def without_fields(self) -> Annotations:
         """The same without derived columns."""
-        return Later(self.storage, replace(self.head, late=None), read_only=True)
+        return Annotations(self.storage, replace(self.head, late=None), read_only=True)
 
     @property
     def labels(self) -> pa.Table:
@@ -66,10 +66,10 @@ class Snapshot:
     """The segments table as of one commit, or its newest files, loaded by column. It is immutable, so what was read is
     kept. `later`: labels and derived columns; `files`: the files whose rows it has, oldest first."""
 
-    def __init__(self, storage: Storage, commit: Commit, later: Later | None = None) -> None:
+    def __init__(self, storage: Storage, commit: Commit, annotations: Annotations | None = None) -> None:
         self.storage = storage
         self.commit = commit
-        self.later = Later(storage, commit) if later is None else later
+        self.annotations = Annotations(storage, commit) if annotations is None else annotations
         self.files = commit.files("segments")
         self._bytes: dict[str, bytes] = {}  # path of a file -> its content
         self._columns: dict[str, pa.ChunkedArray] = {}
@@ -86,13 +86,15 @@ class Snapshot:
 
     def as_of(self, commit: Commit) -> Snapshot:
         """The table as of another commit; what was read is kept where that has the same."""
-        later = Later(self.storage, commit, read_only=self.later.read_only)
+        annotations = Annotations(self.storage, commit, read_only=self.annotations.read_only)
         same = self.commit.same_episodes(commit)
-        return self._but(commit=commit, later=later) if same else Snapshot(self.storage, commit, later)
+        return (
+            self._but(commit=commit, annotations=annotations) if same else Snapshot(self.storage, commit, annotations)
+        )
 
     def as_written(self) -> Snapshot:
         """The same without derived columns; what was read is kept."""
-        return self._but(later=self.later.without_fields())
+        return self._but(annotations=self.annotations.without_fields())
 
     def newest(self, count: int) -> Snapshot:
         """The rows of `count` of its newest files alone, which are fetched once for all that have them."""

@@ -63,8 +63,7 @@ class Heartbeat:
         return self._superseded is not None
 
     def check(self) -> None:
-        """SupersededError if a newer session was opened. The store is asked if it was not since the last pause, or for
-        a minute."""
+        """SupersededError if a newer session was opened. The store is asked after a pause, or once a minute."""
         while not self.superseded and self._due():
             self._look_again()
         self.surface()
@@ -152,8 +151,7 @@ class Ticker:
         return oldest is not None and time.monotonic() > self._due(oldest) + _LATE_S
 
     def stop(self) -> None:
-        """End the thread once its work is done. The wait is short, as the caller may hold a lock that the work
-        needs."""
+        """End the thread once its work is done. The wait is short, as the caller may hold a lock that it needs."""
         self._stopped = True
         self._wake()
         self._thread.join(_END_S)

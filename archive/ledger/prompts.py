@@ -223,8 +223,7 @@ class Prompts:
                     yield key, one
 
     def far_along(self) -> tuple[int, int, int]:
-        """Counts of the rollouts that earlier sessions left drawn and not started, started and not sealed, and
-        sealed."""
+        """Counts of rollouts that earlier sessions left: drawn and not started, started and not sealed, and sealed."""
         kinds = Counter(map(id, self.rounds.values()))  # most are one object
         each = ((rounds, kinds.pop(id(rounds), 0)) for rounds in self.rounds.values())
         far = b"".join(one.rollouts * count for rounds, count in each for one in rounds)

@@ -67,7 +67,7 @@ class KnownIds:
         self.at = 0
 
     def learn(self, parent: Commit, load: Load, since: int = 0) -> None:
-        """Read the files that are newer than what is known. All ids that came after commit `since` are then known as of
+        """Read the files that are newer than what is known. All ids since commit `since` are then known as of
         `parent`."""
         if self.since is None or since < self.since:
             self.since = self.at = since

@@ -85,7 +85,7 @@ class KnownRuns(Mapping[str, RunEntry]):
         return files
 
     def having(self, changed: Mapping[str, RunEntry], session: str) -> KnownRuns:
-        """The same, with these runs in files. `session` writes the files anew that have a changed run, or would have
+        """The same, with these runs in files. `session` rewrites the files that have a changed run, or would have
         it."""
         new = {run: json.dumps(entry.to_json(), separators=(",", ":")) for run, entry in changed.items()}
         touched = {self._place(run) for run in new}

@@ -267,8 +267,7 @@ def _opened(who: Place, keep: KeepRule | None, forked_from: ForkedFrom | None, p
 
 
 def _check_run(head: Commit, who: Place, forked_from: ForkedFrom | None) -> None:
-    """A session is of one run. A run begins once, except that a fork without a whole checkpoint may begin again:
-    nothing is lost."""
+    """A session is of one run. A run begins once; a fork without a whole checkpoint may begin again, losing nothing."""
     for run, entry in head.own_runs.items():
         if run != who.run and who.session in entry.sessions:
             raise _of_another_run(who, run)
@@ -297,8 +296,7 @@ def _check_same_origin(head: Commit, who: Place, origin: Origin | None) -> None:
 
 
 def _check_claimed(storage: Storage, head: Commit, who: Place) -> None:
-    """The check of `_check_run` for runs that are not in the newest commit itself: claims of their sessions name
-    them."""
+    """The check of `_check_run` for runs outside the newest commit itself: claims of their sessions name them."""
     if head.run_files is None:
         return
     folder = f"sessions/{escape(who.session)}"

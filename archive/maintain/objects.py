@@ -228,8 +228,7 @@ class History:
         return self._pruned
 
     def shards(self, there: Container[str]) -> Set[str]:
-        """The shards and journal objects with steps that commits have named, by those chunk files that are still
-        there."""
+        """The shards and journal objects with steps that commits have named, by the chunk files that still exist."""
         found = [ref for path, ref in self._chunks.items() if path in there]
         for at in range(0, len(found), _AT_ONCE):
             table = tablefiles.load(self._storage, "chunks", found[at : at + _AT_ONCE], ["shard"])

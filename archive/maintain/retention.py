@@ -16,7 +16,7 @@ from archive.store import Storage
 
 UNREFERENCED, SUPERSEDED = "unreferenced", "superseded"
 EVERY, OTHER_RUN = "all checkpoints stay", "of another run"
-_TOLD = ("commit", "run", "session", "name", "step", "whole", "created_at", "manifest")  # of a checkpoint's fate
+_FACTS = ("commit", "run", "session", "name", "step", "whole", "created_at", "manifest")  # of a checkpoint's fate
 _REMEDY = (
     "say which checkpoints stay, by keep=archive.Keep(last=5, every=100, within='7d', best=('return', 3)), or which "
     "episodes go, by episodes='unreferenced', episodes='superseded', where=... or ids=[...]"
@@ -90,7 +90,7 @@ def fates(storage: Storage, head: Commit, asked: ForgetRequest) -> list[Checkpoi
     UsageError for a policy that retains none: it would leave only what is protected. NotFoundError for a run that
     is not there.
     """
-    rows = tablefiles.load(storage, "checkpoints", head.files("checkpoints"), (*_TOLD, "metrics")).to_pylist()
+    rows = tablefiles.load(storage, "checkpoints", head.files("checkpoints"), (*_FACTS, "metrics")).to_pylist()
     reasons: Reasons = {row["commit"]: [EVERY] if asked.keep is None else [] for row in rows}
     if asked.run is not None and asked.run not in head.runs:
         raise NotFoundError(
@@ -109,7 +109,7 @@ def fates(storage: Storage, head: Commit, asked: ForgetRequest) -> list[Checkpoi
     for commit, reason in (*_newest(rows, head), *_resumed(storage, rows, head), *_tagged(storage, rows, head)):
         reasons[commit].append(reason)
     every = [{**row, "reasons": tuple(dict.fromkeys(reasons[row["commit"]]))} for row in rows]
-    return [CheckpointFate(**{name: one[name] for name in (*_TOLD, "reasons")}) for one in every]
+    return [CheckpointFate(**{name: one[name] for name in (*_FACTS, "reasons")}) for one in every]
 
 
 def _check_wants(rows: list[Row], asked: ForgetRequest, reasons: Reasons) -> None:

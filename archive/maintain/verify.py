@@ -220,7 +220,8 @@ class _Verification:
             self.attempt(layout.commit_key(number), lambda: self._checkpoint(number, manifest).groups)  # noqa: B023
 
     def _checkpoint(self, number: int, manifest: int | None) -> Checkpoint:
-        return Checkpoints(self._storage, self._head, later=self._snapshot.later).at_commit(number, manifest)
+        every = Checkpoints(self._storage, self._head, annotations=self._snapshot.annotations)
+        return every.at_commit(number, manifest)
 
     def at_episodes(self) -> None:
         """Check that no episode joins branches that exclude each other, or goes on from another episode or itself, and
@@ -404,7 +405,7 @@ def _why(reader: Reader, spans: Spans, numbers: range) -> str | None:
     some = spans.pick(np.array(numbers))
     try:
         reader.read_stored(some)
-        if reader.snapshot.later.head.late:
+        if reader.snapshot.annotations.head.late:
             with suppress(FieldError):  # derived columns of some of them only, or of another kind
                 reader.read(some, Selection(missing="skip"))
     except ArchiveError as e:

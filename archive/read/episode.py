@@ -169,8 +169,7 @@ class Episode:
 
     @property
     def label_history(self) -> list[dict[str, Any]]:
-        """The history of its labels, oldest first: key, value (None: removed), by, created_at,
-        commit."""
+        """The history of its labels, oldest first: key, value (None: removed), by, created_at, commit."""
         return self._some.episode_index.labels.history(self._number)
 
     def label(self, labels: Mapping[str, Any] | None = None, /, *, by: str | None = None, **more: Any) -> Self:

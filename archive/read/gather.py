@@ -236,8 +236,8 @@ class Gather:
         return unflatten(out)
 
     def prefetch(self, numbers: Any, steps: Any, length: int = 1) -> None:
-        """Fetch in the background what `rows` (or `windows` of that length) will need; the next call raises an
-        error."""
+        """Fetch in the background what `rows` (or `windows` of that length) will need; errors come with the next
+        call."""
         here, numbers, steps = self._here(), _ints(numbers), _ints(steps)
         self._surface()
         here.check(numbers, steps, length)

@@ -30,7 +30,7 @@ from archive.base import (
     show,
 )
 from archive.fields import to_path
-from archive.index import EpisodeIndex, Later, Snapshot, labels, value_set
+from archive.index import Annotations, EpisodeIndex, Snapshot, labels, value_set
 from archive.log import Addition, Attempt, Change, Commit, CommitLog, Requirement, about, new_session
 from archive.observe import timed
 from archive.read.chosen import Chosen
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_NAMED = 5
-TOLD = (
+HISTORY_COLUMNS = (
     "fields", "session", "buffer", "rank", "env_id", "position", "length", "dropped", "provenance", "by", "created_at",
     "commit",
 )  # fmt: skip
@@ -82,13 +82,13 @@ def _still_there(kind: str, seen: Snapshot, rows: pa.Table) -> Requirement:
     return check
 
 
-def _log_of(later: Later) -> CommitLog:
+def _log_of(annotations: Annotations) -> CommitLog:
     """The log of the episodes' archive; UsageError if it was opened at a commit."""
-    if later.read_only:
+    if annotations.read_only:
         raise UsageError(
-            f"this archive was opened at commit {later.head.number} and is read only; open it without commit="
+            f"this archive was opened at commit {annotations.head.number} and is read only; open it without commit="
         )
-    return CommitLog(later.storage, later.head.archive, later.head)
+    return CommitLog(annotations.storage, annotations.head.archive, annotations.head)
 
 
 def numbers_of(index: EpisodeIndex, ids: Sequence[str], undone: str) -> Ints:
@@ -121,12 +121,12 @@ def label_all(episodes: Chosen, said: Mapping[str, Any], by: str | None = None) 
         raise UsageError("no labels were given: give some, as in eps.label(success=True)")
     texts = {check_key(key): labels.text_of(value, key) for key, value in said.items()}
     index, count = episodes.episode_index, len(episodes)
-    log = _log_of(index.snapshot.later)
+    log = _log_of(index.snapshot.annotations)
     if count:
         of = np.repeat(np.arange(len(texts)), count)
         rows = _rows(index, np.tile(episodes.numbers, len(texts)), list(texts), list(texts.values()), of)
         there = _still_there("labels", index.snapshot, rows)
-        index.snapshot.later.show(_label(log, lambda parent: rows, by, [there]))
+        index.snapshot.annotations.show(_label(log, lambda parent: rows, by, [there]))
 
 
 def label(log: CommitLog, index: EpisodeIndex, said: Mapping[str, Mapping[str, Any]], by: str | None = None) -> Commit:
@@ -270,10 +270,10 @@ def map_all(
     by: str | None,
 ) -> None:
     """Add derived columns that a function makes of each episode's steps, as they are streamed; one commit ends it."""
-    later = episodes.episode_index.snapshot.later
-    log = _log_of(later)
+    annotations = episodes.episode_index.snapshot.annotations
+    log = _log_of(annotations)
     made = _made(episodes, streamed, fn, adds)
-    later.show(write(log, episodes.reader, made, told(fn, provenance), by))
+    annotations.show(write(log, episodes.reader, made, told(fn, provenance), by))
 
 
 def _made(

@@ -90,7 +90,7 @@ class Reader:
 
     def as_written(self) -> Reader:
         """The same without derived columns."""
-        if not self.snapshot.later.head.late:
+        if not self.snapshot.annotations.head.late:
             return self
         return Reader(self.snapshot.as_written())
 
@@ -138,12 +138,12 @@ class Reader:
 
     def segments(self, rows: Any) -> Segments:
         """Rows of the segments table, each once."""
-        return Segments(self.snapshot, np.unique(rows), self._late if self.snapshot.later.head.late else None)
+        return Segments(self.snapshot, np.unique(rows), self._late if self.snapshot.annotations.head.late else None)
 
     @property
     def _late(self) -> LateFields:
         """The derived columns, as of the commit whose ones apply."""
-        table = self.snapshot.later.late
+        table = self.snapshot.annotations.late
         if self._added is None or self._added.table is not table:
             self._added = LateFields(table, self.snapshot.columns(STRETCH))
         return self._added
@@ -151,7 +151,7 @@ class Reader:
     def schema_texts(self, rows: Ints) -> list[str]:
         """The distinct schemas of rows of the segments table, with derived columns; no data is read."""
         table = self.snapshot.take(rows, ["schema", "length"])
-        if not self.snapshot.later.head.late:
+        if not self.snapshot.annotations.head.late:
             found: list[str] = table["schema"].unique().to_pylist()
             return found
         spans = Spans.of_each(rows, np.zeros(len(rows), np.int64), numbers(table["length"]))

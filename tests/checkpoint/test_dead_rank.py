@@ -146,7 +146,7 @@ def test_a_rank_that_does_not_answer_a_request_is_named_and_a_shutdown_does_not_
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.WARNING, "archive")
-    monkeypatch.setattr(requests, "_asked", requests._Told())
+    monkeypatch.setattr(requests, "_asked", requests._Asked())
     monkeypatch.setattr(requests, "AGREE_POLL_S", 0.01)
     before = {n: signal.getsignal(n) for n in requests.SIGNALS}
     w = one_of_two("agree")

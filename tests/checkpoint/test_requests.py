@@ -34,7 +34,7 @@ from tests.support.servers import free_ports
 def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each test has handlers and requests of its own."""
     handlers = {number: signal.getsignal(number) for number in requests.SIGNALS}
-    monkeypatch.setattr(requests, "_asked", requests._Told())
+    monkeypatch.setattr(requests, "_asked", requests._Asked())
     monkeypatch.setattr(shutdown, "process", shutdown.Shutdown())
     monkeypatch.setattr(requests, "POLL_S", 0.05)
     monkeypatch.setattr(requests, "AGREE_POLL_S", 0.01)

@@ -56,7 +56,7 @@ def test_prune_deletes_late_shards_that_nothing_needs(tmp_path: Path) -> None:
 
 def test_a_late_shard_that_is_damaged_or_gone_is_found(tmp_path: Path) -> None:
     arc = five(str(tmp_path))
-    key = arc.snapshot.later.late["shard"].to_pylist()[0]
+    key = arc.snapshot.annotations.late["shard"].to_pylist()[0]
     path = tmp_path / key
     data = path.read_bytes()
     spoilt = bytearray(data)

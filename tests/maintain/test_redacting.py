@@ -230,7 +230,7 @@ def test_late_rows_that_go_over_several_episodes_are_cut(tmp_path: Path) -> None
             w.append(steps(range(10 * k, 10 * k + 10)), env_ids=0, last=[i == 9 for i in range(10)], episode_ids=name)
     end_session(arc)
     arc.refresh().add_fields({"score": {name: np.arange(10) + 10 * k for k, name in enumerate(["e0", GONE, "e2"])}})
-    table = arc.refresh().snapshot.later.late
+    table = arc.refresh().snapshot.annotations.late
     one = table.slice(0, 1).to_pylist()[0] | {"length": 30}
     row = tables.from_columns("late", {name: [value] for name, value in one.items()})
     file = tablefiles.write(arc.storage, "t", "late", row)
@@ -238,7 +238,7 @@ def test_late_rows_that_go_over_several_episodes_are_cut(tmp_path: Path) -> None
     before = all_told(arc.refresh())
     assert len(before[0]["e2"][1]["score"]) == 10
     redact(arc, dry_run=False)
-    assert arc.snapshot.later.late["length"].to_pylist() == [10, 10]
+    assert arc.snapshot.annotations.late["length"].to_pylist() == [10, 10]
     check_gone(arc, before, GONE.encode(), np.arange(10, 20).tobytes())
 
 

@@ -253,7 +253,7 @@ def test_no_request_more_where_there_is_none() -> None:
     one = reopened(arc)
     one.episodes.read()
     assert one.head.late is None
-    assert "late" not in one.snapshot.later._tables
+    assert "late" not in one.snapshot.annotations._tables
 
 
 def returns(data: dict[str, Any]) -> dict[str, Any]:
@@ -313,7 +313,7 @@ def test_other_peoples_tools_open_the_shard(tmp_path: Path) -> None:
 
     arc = filled(archive.create(str(tmp_path)))
     arc.add_fields({"advantage": advantages()})
-    (row, *_) = arc.snapshot.later.late.to_pylist()
+    (row, *_) = arc.snapshot.annotations.late.to_pylist()
     group = zarr.open_group(zarr.storage.ZipStore(tmp_path / row["shard"], mode="r"), mode="r")
     rows = group["advantage"][row["start"] : row["start"] + row["length"]]
     assert identical(np.asarray(rows), advantages()["e0"])
@@ -344,7 +344,7 @@ def test_beside_a_running_writer(tmp_path: Path) -> None:
 def test_nonsense_in_the_table_is_the_librarys_error(column: str, value: Any) -> None:
     arc = filled(fresh())
     arc.add_fields({"advantage": advantages()})
-    rows = [row | {column: value} for row in arc.snapshot.later.late.to_pylist()]
+    rows = [row | {column: value} for row in arc.snapshot.annotations.late.to_pylist()]
     spoilt = pa.Table.from_pylist(rows, schema=tables.schema("late"))
     ref = tablefiles.write(arc.storage, "s", "late", spoilt)
     CommitLog(arc.storage, arc.id, arc.head).commit("x", by_hand("late", late=(ref,)))

@@ -59,8 +59,8 @@ def check_said(episodes: Any) -> None:
     """Nothing is said of segments, or added to steps, that are not there any more."""
     rows = episodes.episode_index.snapshot
     where = rows.columns(KEYS)
-    assert of_segments("labels", rows.later.labels, where).all()
-    assert of_segments("late", rows.later.late, where).all()
+    assert of_segments("labels", rows.annotations.labels, where).all()
+    assert of_segments("late", rows.annotations.late, where).all()
 
 
 def check_data(
