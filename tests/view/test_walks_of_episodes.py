@@ -83,9 +83,19 @@ async def _scrubbed(page: Page) -> None:
         "(() => { const b = document.querySelector('.curve .u-over').getBoundingClientRect();"
         " return [b.x + b.width / 4, b.y + 9]; })()"
     )
+    before, told = await page.evaluate(STEP), "document.querySelector('.chart .values').innerText"
+    at_cursor = await page.evaluate(told)
+    await page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    await page.until("document.querySelector('.pointed').innerText.startsWith('step ')")
+    pointed, at_mouse = await page.text(".pointed"), await page.evaluate(told)
+    await page.call("Input.dispatchMouseEvent", type="mouseMoved", x=1, y=1)
+    await page.until(f"document.querySelector('.pointed').innerText === '' && {told} === {json.dumps(at_cursor)}")
+    assert await page.evaluate(STEP) == before
     await page.mouse(x, y)
     await page.until(f"Math.abs({STEP} - {STEPS / 4}) < 2")
     step = await page.evaluate(STEP)
+    assert pointed == f"step {step}"
+    await page.until(f"{told} === {json.dumps(at_mouse)}")
     await at_step(page, step)
     await page.until(f"location.hash.includes('step={step}')")
 

@@ -101,10 +101,11 @@ export class Chart {
     this.values = el("span.values");
     const told = lines[0]?.derived ? "from rewards" : "";
     this.controls = el("span.controls");
+    this.pointed = el("span.quiet-text.pointed"); // the step that the mouse is over
     this.node = el(
       "section.chart",
       { "aria-label": field },
-      el("header", el("strong", field), el("span.quiet-text", told), this.controls, this.values),
+      el("header", el("strong", field), el("span.quiet-text", told), this.controls, this.pointed, this.values),
       this.place,
     );
     this._legend();
@@ -126,10 +127,11 @@ export class Chart {
     const points = { size: 4, filter: (u, i, show) => (show ? null : lone(u.data[i])) };
     const series = this.lines.map((line) => ({ stroke: css(`--line-${line.color}`), width: 1.2, points }));
     const axes = [axis(10, 16, { grid: { show: false } }), axis(4, 52)];
+    const hooks = { draw: [() => this._mark()], setCursor: [(u) => this._point(u, length)] };
     this.plot = new Plot(
       this.place,
       HEIGHT,
-      { series: [{}, ...series], axes, hooks: { draw: [() => this._mark()] } },
+      { series: [{}, ...series], axes, hooks },
       uPlot.join([...own, [[0, Math.max(0, length - 1)]]]),
     );
     this.drawn = this.plot.drawn;
@@ -143,8 +145,21 @@ export class Chart {
 
   show(step) {
     this.step = step;
-    for (const line of this.lines) fill(line.told, this.told(line, step));
+    this._tell(step);
     this._mark();
+  }
+
+  _tell(step) {
+    for (const line of this.lines) fill(line.told, this.told(line, step));
+  }
+
+  /** The values below the mouse, and those at the cursor again when it leaves. */
+  _point(drawn, length) {
+    if (this.step === undefined) return; // it is being made
+    const at = drawn.cursor.left >= 0 ? Math.round(drawn.posToVal(drawn.cursor.left, "x")) : -1;
+    const there = at >= 0 && at < length;
+    fill(this.pointed, there ? `step ${at}` : "");
+    this._tell(there ? at : this.step);
   }
 
   _mark() {
