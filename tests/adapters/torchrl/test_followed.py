@@ -263,7 +263,7 @@ def test_ticks_of_the_journals_own_thread_beside_training_and_saves() -> None:
         if i % 10 == 5:
             torchrl.save(rb, w, step=i).result(60)
     w.sync()
-    torchrl.restore(other, abandoned(arc, w).recover(), rank=0)
+    torchrl.restore(other, abandoned(w).recover(), rank=0)
     assert same(other[:], rb[:])
     assert priorities(other) == priorities(rb)
     assert (other._writer._cursor, other.write_count) == (rb._writer._cursor, rb.write_count)
