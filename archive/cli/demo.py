@@ -132,10 +132,16 @@ WEIGHTS, EPISODES_EACH, UPDATES_BETWEEN = 3, 8, 100
 SIDE, MOVES = 64, ((-0.04, 0), (0.04, 0), (0, -0.04), (0, 0.04))  # pixels of an image; what each action does
 SAVED_BY, RESUMED_BY = 4, 3
 STEPS = (
-    "open or create it", "write and commit", "open elsewhere, filter by weights", "filter by update count and return",
-    "read one field of those", "read all and compare",
-    "four ranks save", "three ranks resume", "account for everything",
-)  # fmt: skip
+    "open or create it",
+    "write and commit",
+    "open elsewhere, filter by weights",
+    "filter by update count and return",
+    "read one field of those",
+    "read all and compare",
+    "four ranks save",
+    "three ranks resume",
+    "account for everything",
+)
 COSTS = ("requests", "sent", "received")
 
 

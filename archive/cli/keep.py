@@ -107,9 +107,14 @@ def tags(target: Target) -> Output:
     writes=True,
 )
 def forget(
-    target: Target, keep_last: int | None, keep_every: int | None, keep_within: str | None, keep_best: str | None,
-    ids: tuple[str, ...], **asked: Any,
-) -> Iterator[Output]:  # fmt: skip
+    target: Target,
+    keep_last: int | None,
+    keep_every: int | None,
+    keep_within: str | None,
+    keep_best: str | None,
+    ids: tuple[str, ...],
+    **asked: Any,
+) -> Iterator[Output]:
     """Expire checkpoints and episodes (reversible until `prune`).
 
     Makes one commit and deletes nothing; `archive undo` reverses it. These stay whatever you ask: the newest checkpoint

@@ -148,9 +148,14 @@ def _update_range(ctx: click.Context, param: click.Parameter, text: str | None) 
     opt.limit("How many to show, the newest"),
 )
 def episodes(
-    target: Target, weights: tuple[str, ...], updates: Any, run: tuple[str, ...], buffer: tuple[str, ...], limit: int,
+    target: Target,
+    weights: tuple[str, ...],
+    updates: Any,
+    run: tuple[str, ...],
+    buffer: tuple[str, ...],
+    limit: int,
     **how: Any,
-) -> Output:  # fmt: skip
+) -> Output:
     """Find episodes. Reads no data."""
     arc = target.open()
     runs = [arc.runs[name].name for name in run]  # an error of its own, if there is none of that name

@@ -178,9 +178,14 @@ def bar(what: str, archives: Sequence[Archive]) -> Iterator[Advance]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (
-        TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[objects]}"),
-        TextColumn("{task.fields[traffic]}"), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
-    )  # fmt: skip
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[objects]}"),
+        TextColumn("{task.fields[traffic]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as drawn:
         task = drawn.add_task(one_line(what), total=None, objects="", traffic=_Traffic(archives))
         yield lambda done, total: drawn.update(task, completed=done, total=total, objects=f"{done} of {total} objects")

@@ -243,9 +243,14 @@ class RecoveryBase:
         parts = {rank: held.staged(rank) for rank in held.ranks}
         left_out = tables.concat("live", [part.left_out() for part in parts.values()]) if self.own else None
         return Before(
-            self.own, held.world_size, held.live, left_out, {rank: part.index for rank, part in parts.items()},
-            self.sequences, partial(_values, held),
-        )  # fmt: skip
+            self.own,
+            held.world_size,
+            held.live,
+            left_out,
+            {rank: part.index for rank, part in parts.items()},
+            self.sequences,
+            partial(_values, held),
+        )
 
 
 def _part(checkpoint: Checkpoint | None, rank: int) -> Part | None:
@@ -333,8 +338,14 @@ def _tell(run: str, made: Commit, found: Mapping[int, RankTail], fold: SessionFo
     for one in found.values():
         logger.info(
             "run %r: recovered %d journal objects of rank %d, with %d steps of %d episodes, up to number %d: %s",
-            run, one.objects, one.rank, one.steps, one.episodes, one.next, one.why,
-        )  # fmt: skip
+            run,
+            one.objects,
+            one.rank,
+            one.steps,
+            one.episodes,
+            one.next,
+            one.why,
+        )
     _tell_damage(run, found)
     for (rank, buffer, name), count in fold.lacking.items():
         logger.warning(
@@ -384,8 +395,12 @@ def leave_behind(storage: Storage, head: Commit, run: str, left: Mapping[int, in
         logger.warning(
             "run %r: session %r has journaled beyond its newest checkpoint (%s); the session that begins now "
             "leaves these %d objects behind; to keep them, begin from arc.recover(%r)",
-            run, entry.session, ranks(left), sum(left.values()), run,
-        )  # fmt: skip
+            run,
+            entry.session,
+            ranks(left),
+            sum(left.values()),
+            run,
+        )
 
 
 def _tell_damage(run: str, found: Mapping[int, RankTail]) -> None:

@@ -196,9 +196,14 @@ class SessionFold:
     """
 
     def __init__(
-        self, session: str, world_size: int, before: Before, deltas: Mapping[int, Delta], segments: pa.Table,
+        self,
+        session: str,
+        world_size: int,
+        before: Before,
+        deltas: Mapping[int, Delta],
+        segments: pa.Table,
         spared: Mapping[str, Sequence[Stretch]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """segments: rows of the segments table, old and new, for the live steps. spared: buffer -> steps that are live
         although they were evicted."""
         self._session = session

@@ -83,9 +83,15 @@ class _PartDraft:
 
 
 def stage(
-    storage: Storage, request: Request, cuts: Sequence[Cut], written: Sequence[Written], *,
-    earlier: PartIndex | None = None, gone: Gone = lambda keys: (), states: Mapping[str, StateRef] | None = None,
-) -> Part:  # fmt: skip
+    storage: Storage,
+    request: Request,
+    cuts: Sequence[Cut],
+    written: Sequence[Written],
+    *,
+    earlier: PartIndex | None = None,
+    gone: Gone = lambda keys: (),
+    states: Mapping[str, StateRef] | None = None,
+) -> Part:
     """Write a rank's part of a checkpoint, create-only. CheckpointError if its name is taken.
 
     earlier: its part of the last committed checkpoint, whose columns and attributes are referred to where they are

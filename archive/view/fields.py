@@ -222,10 +222,15 @@ def field_rows(shown: Shown, query: Query) -> Reply:
     columns, every, rows = _cells(picked, query.number("column", 0))
     return json_reply(
         {
-            "told": kind.told, "steps": not free, "start": start, "count": count, "columns": columns,
-            "all_columns": every, "rows": rows,
+            "told": kind.told,
+            "steps": not free,
+            "start": start,
+            "count": count,
+            "columns": columns,
+            "all_columns": every,
+            "rows": rows,
         }
-    )  # fmt: skip
+    )
 
 
 def _kind_of(found: list[Kind], name: str) -> Kind:

@@ -125,9 +125,12 @@ class Framed:
 
 
 def archive(
-    about: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], checkpoints: Sequence[Mapping[str, Any]],
-    found: pa.Table, fields: Mapping[str, str],
-) -> str:  # fmt: skip
+    about: Mapping[str, Any],
+    runs: Sequence[Mapping[str, Any]],
+    checkpoints: Sequence[Mapping[str, Any]],
+    found: pa.Table,
+    fields: Mapping[str, str],
+) -> str:
     """An archive: its runs, the newest checkpoints, and all its episodes."""
     rows = [[row[name] for name in _CHECKPOINT] for row in checkpoints[: -FEW_ROWS - 1 : -1]]
     newest = _section("Newest checkpoints", _table(_CHECKPOINT, rows, len(checkpoints)))

@@ -55,9 +55,12 @@ class Part(NamedTuple):
 
 
 def _parts(
-    leaves: Mapping[str, Any], rollout: rollouts.Rollout | None, derived: Mapping[str, Any], steps: int,
+    leaves: Mapping[str, Any],
+    rollout: rollouts.Rollout | None,
+    derived: Mapping[str, Any],
+    steps: int,
     decode: Decode | None,
-) -> Iterator[Part]:  # fmt: skip
+) -> Iterator[Part]:
     """A part for each field; `derived`: curves that follow from rewards."""
     ids = {track.path for track in rollout.tracks} if rollout else set()
     said = rollout.paths | (ids if rollout.flat else set()) if rollout else set()

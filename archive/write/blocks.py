@@ -137,9 +137,13 @@ def assemble(blocks: Sequence[Block], reward: str | None) -> Slab:
     layout = Layout(order, start, segments.length, np.array(lengths, np.int64), np.array(of, np.int64))
     arrays, extents = _arrays(schema, blocks, layout)
     columns = _weights(runs, heads.tolist()) | {
-        "start": start, "length": segments.length, "env_id": segments.stream, "position": segments.lo,
-        "extents": tables.extents(extents, len(segments)), "schema": schema.dumps(),
-    }  # fmt: skip
+        "start": start,
+        "length": segments.length,
+        "env_id": segments.stream,
+        "position": segments.lo,
+        "extents": tables.extents(extents, len(segments)),
+        "schema": schema.dumps(),
+    }
     returns = _returns(schema, arrays, reward, start, segments.length)
     # episodes that were added whole are no env rows of a slab of time: they are evicted whole
     env_rows = 1 if blocks[0].whole else max(1, len(np.unique(segments.stream[segments.length > 0])))

@@ -62,16 +62,24 @@ class Buffer:
         self._segment_rows = SegmentRows(name, place, self.streams.records, ids)
         self._step_weights = StepWeights()
         self.slabs = Slabs(
-            changes, memory, self.streams, self.live_set, self._segment_rows,
+            changes,
+            memory,
+            self.streams,
+            self.live_set,
+            self._segment_rows,
             lambda shard: intake.reward_field(self._declared, shard),
-        )  # fmt: skip
+        )
         self._kinds = Kinds(name)
         self._intake = intake.StepIntake(self._kinds)
         changes.parts += [
-            kept(self, "_declared", "_step_weights"), kept(self.losses, "counts"),
+            kept(self, "_declared", "_step_weights"),
+            kept(self.losses, "counts"),
             kept(self._kinds, "_schemas", "_vague", "known"),
-            self.streams.kept, self.streams.records.kept, self.live_set.kept, (self.slabs.mark, self.slabs.cut_back),
-        ]  # fmt: skip
+            self.streams.kept,
+            self.streams.records.kept,
+            self.live_set.kept,
+            (self.slabs.mark, self.slabs.cut_back),
+        ]
 
     @property
     def name(self) -> str:
@@ -427,9 +435,15 @@ class Buffer:
         self.cuts += 1
         opened = {env: self.streams.records.id_of(i) for env, i in self.streams.open_episodes().items()}
         made = self.live_set.cut(
-            self.name, self.streams.records, (self.streams.positions(), opened), columns=columns,
-            attributes=attributes, state=state, incomplete=incomplete, empty=self.column,
-        )  # fmt: skip
+            self.name,
+            self.streams.records,
+            (self.streams.positions(), opened),
+            columns=columns,
+            attributes=attributes,
+            state=state,
+            incomplete=incomplete,
+            empty=self.column,
+        )
         return replaced(made, discarded=self.losses.unreported(made.discarded))
 
     def _take_over(self, resume: BufferResume) -> None:

@@ -313,10 +313,14 @@ class SegmentRows:
         columns = {name: [row[name] for row in rows] for name in rows[0] if name != "index"}
         schema = ShardSchema(()).dumps()
         return self._table(
-            columns, length=0, env_id=[records[i].env_id for i in late],
-            position=[end.position for end in late.values()], schema=schema, model_weights_uuids=[[] for _ in late],
+            columns,
+            length=0,
+            env_id=[records[i].env_id for i in late],
+            position=[end.position for end in late.values()],
+            schema=schema,
+            model_weights_uuids=[[] for _ in late],
             **{"return": [records[i].returned for i in late]},
-        )  # fmt: skip
+        )
 
     def _table(self, columns: dict[str, Any], **more: Any) -> pa.Table:
         fixed = {"session": self._place.session, "buffer": self._buffer, "rank": self._place.rank}

@@ -260,9 +260,15 @@ def texts(value: Any, length: int, what: str) -> Array:
 
 
 def rows(
-    length: int, given_envs: Any, first: Any, last: Any, episode_ids: Any, terminated: Any, truncated: Any,
-    positions: Any
-) -> AppendedRows:  # fmt: skip
+    length: int,
+    given_envs: Any,
+    first: Any,
+    last: Any,
+    episode_ids: Any,
+    terminated: Any,
+    truncated: Any,
+    positions: Any,
+) -> AppendedRows:
     """The appended rows with their arguments. For a range of steps of one env (one id), a single True is the first or
     last row."""
     by_runs = isinstance(given_envs, Steps)

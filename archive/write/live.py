@@ -45,9 +45,13 @@ _NONE = np.zeros(0, np.int64)
 
 
 def live_steps(
-    env: Ints = _NONE, position: Ints = _NONE, length: Ints = _NONE, episode: Ints = _NONE, source: Ints = _NONE,
+    env: Ints = _NONE,
+    position: Ints = _NONE,
+    length: Ints = _NONE,
+    episode: Ints = _NONE,
+    source: Ints = _NONE,
     written: Ints = _NONE,
-) -> Steps:  # fmt: skip
+) -> Steps:
     """Steps of a live set, by env row and offset."""
     columns = {"episode": episode, "source": source, "written": written}
     return Steps(env, position, position + length, follows=("written",), **columns)
@@ -261,11 +265,17 @@ def _live_table(buffer: str, place: tuple[str, int], runs: Steps, streams: Seque
     return tables.from_columns(
         "live",
         {
-            "rank": np.full(len(env), rank), "buffer": [buffer] * len(env), "env_id": env, "position": runs.lo,
-            "session": [n[0] for n in names], "stream_rank": [n[1] for n in names],
-            "stream_env": [n[2] for n in names], "lo": lo, "hi": lo + runs.length,
+            "rank": np.full(len(env), rank),
+            "buffer": [buffer] * len(env),
+            "env_id": env,
+            "position": runs.lo,
+            "session": [n[0] for n in names],
+            "stream_rank": [n[1] for n in names],
+            "stream_env": [n[2] for n in names],
+            "lo": lo,
+            "hi": lo + runs.length,
         },
-    )  # fmt: skip
+    )
 
 
 def joined(runs: Steps) -> Steps:

@@ -49,9 +49,14 @@ class Slabs:
     evicted together: a shard of theirs is a slab of time."""
 
     def __init__(
-        self, changes: Changes, memory: Memory, streams: Streams, live_set: LiveSet, rows: SegmentRows,
+        self,
+        changes: Changes,
+        memory: Memory,
+        streams: Streams,
+        live_set: LiveSet,
+        rows: SegmentRows,
         reward: Callable[[ShardSchema], str | None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """rows: describes the segments of a shard.  reward: gives the field of a schema that is the reward."""
         self._changes = changes
         self._memory = memory

@@ -142,9 +142,13 @@ class Work:
     """
 
     def __init__(
-        self, lay_out: Callable[[str], tuple[Slab | None, Tables]], nbytes: int = 0, steps: int = 0, *,
+        self,
+        lay_out: Callable[[str], tuple[Slab | None, Tables]],
+        nbytes: int = 0,
+        steps: int = 0,
+        *,
         is_shard: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.lay_out = lay_out
         self.nbytes = nbytes
         self.steps = steps

@@ -54,9 +54,14 @@ Columns = dict[str, Any]  # feature -> (T, ...) array, or Ragged
 
 
 def import_dataset(
-    url: Any, arc: Archive, *, name: str | None = None, run: str = "main", on_video: str = "error",
+    url: Any,
+    arc: Archive,
+    *,
+    name: str | None = None,
+    run: str = "main",
+    on_video: str = "error",
     storage_options: Mapping[str, Any] | None = None,
-) -> Checkpoint:  # fmt: skip
+) -> Checkpoint:
     """Add a dataset's episodes, as one checkpoint named after its folder.
 
     on_video: "decode" makes fields of videos and images, "keep" has each episode's part of a video as it was encoded

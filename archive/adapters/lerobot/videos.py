@@ -153,9 +153,15 @@ def _rate(fps: float) -> Fraction:
 def _info(height: int, width: int, channels: int, codec: str, pixels: str, fps: Fraction) -> dict[str, Any]:
     """The facts that a dataset has of the videos of a feature."""
     return {
-        "video.height": height, "video.width": width, "video.codec": codec, "video.pix_fmt": pixels,
-        "video.is_depth_map": False, "video.fps": float(fps), "video.channels": channels, "has_audio": False,
-    }  # fmt: skip
+        "video.height": height,
+        "video.width": width,
+        "video.codec": codec,
+        "video.pix_fmt": pixels,
+        "video.is_depth_map": False,
+        "video.fps": float(fps),
+        "video.channels": channels,
+        "has_audio": False,
+    }
 
 
 # -- videos of many episodes -------------------------------------------------------------------------------------------
