@@ -66,7 +66,7 @@ def copy_shards(
     for row in chunks.to_pylist():
         rows.setdefault(row["shard"], []).append(row)
     listed = _listed(target) - {*known}
-    keys = {shard: _plain(shard) for shard in rows}
+    keys = {shard: _own_key(shard) for shard in rows}
     keys |= {s: layout.copy_key(secrets.token_hex(4), key) for s, key in keys.items() if key in listed}
     present = {f"shards/{name}" for name in target.list("shards")}
     if any(key.startswith("journal/") for key in keys.values()):
@@ -103,7 +103,7 @@ def _listed(target: Storage) -> set[str]:
     return {key for table in lists for key in table["key"].to_pylist()}
 
 
-def _plain(shard: str) -> str:
+def _own_key(shard: str) -> str:
     """The shard's key in any archive. No other key may be written, whatever the source's tables say."""
     key = split_key(shard)[1]
     if not _SHARD.match(key):

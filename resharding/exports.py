@@ -88,7 +88,7 @@ def _npz(about: Sequence[dict[str, Any]], data: Sequence[dict[str, Any]]) -> byt
     """The bytes in numpy's own format; dtypes that it does not know are stored as their bits."""
     arrays = {"episodes": np.array(json.dumps(about))}
     for i, steps in enumerate(data):
-        arrays |= {f"{i}/{name}": _plain(array) for name, array in _leaves(steps)}
+        arrays |= {f"{i}/{name}": _own_dtype(array) for name, array in _leaves(steps)}
     out = io.BytesIO()
     np.savez_compressed(out, **arrays)  # type: ignore[arg-type]  # a name may not be that of its options, says numpy
     return out.getvalue()
@@ -112,7 +112,7 @@ def _parquet(episodes: Episodes, data: Sequence[dict[str, Any]]) -> bytes:
     return out.getvalue()
 
 
-def _plain(array: Array) -> Array:
+def _own_dtype(array: Array) -> Array:
     """An array of a dtype that numpy itself knows: others are their bits."""
     own = array.dtype.kind != "V" or array.dtype.names is not None
     return array if own else array.view(f"u{array.dtype.itemsize}")
@@ -152,7 +152,7 @@ def _values(array: Array) -> Any:
     """An array of one Arrow value for each row."""
     import pyarrow as pa
 
-    array = _plain(np.ascontiguousarray(array))
+    array = _own_dtype(np.ascontiguousarray(array))
     if array.dtype.kind == "c":
         array = array[..., None].view(array.real.dtype)
     if array.dtype.kind in "OU":

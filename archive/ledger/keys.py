@@ -24,7 +24,7 @@ def normalised(given: Any) -> list[Key]:
     keys = _listed(given)
     kinds = set(map(type, keys))
     if not kinds <= _PLAIN:
-        keys = [_plain(key) for key in keys]
+        keys = [_checked_key(key) for key in keys]
     if kinds != {str} and any(type(key) is int and key.bit_length() > _MAX_BITS for key in keys):
         # Python would not read it again from its text
         raise UsageError(f"a key of a ledger is an integer of more than {_MAX_BITS} bits; nothing was changed")
@@ -46,11 +46,11 @@ def _listed(given: Any) -> list[Any]:
     if isinstance(given, np.ndarray):
         return list(given.reshape(-1).tolist()) if given.ndim < 2 else list(given)
     if isinstance(given, (bytes, bytearray, memoryview)) or not isinstance(given, Iterable):  # bytes: small integers
-        return [_plain(given)]
+        return [_checked_key(given)]
     return list(given)
 
 
-def _plain(key: Any) -> Key:
+def _checked_key(key: Any) -> Key:
     if isinstance(key, str):
         return str(key)
     if not isinstance(key, (bool, np.bool_, np.ndarray)) and isinstance(key, SupportsIndex):

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 MAX_NAMED = 10  # checkpoints that a sentence names
 _AT_ONCE = 32  # objects of journals in memory
 _SHARDS_AT_ONCE = 16  # shards that are read
-_RESAVE = "save another checkpoint, with other columns if it borrows these, and let go of those named by keep="
+_RESAVE = "save another checkpoint, with other columns if it borrows these, and expire the named ones by keep="
 _REMOVE = f"remove the episodes from the buffer, {_RESAVE}"
 _COPY = "copy the other episodes to another archive by resharding.filter(..., copy=True), and delete this one"
 _END = "save a checkpoint without them, or open another writer of their run, which ends that session"

@@ -114,7 +114,7 @@ class _ByEpisode:
         return out
 
 
-def _plain(snapshot: Snapshot, name: str) -> Any:
+def _values_of(snapshot: Snapshot, name: str) -> Any:
     return snapshot.columns([name])[name].to_numpy()
 
 
@@ -198,7 +198,7 @@ def _protected(rows: _ByEpisode, asked: ForgetRequest) -> list[tuple[str, Mask]]
         found.append((AWAITED, np.any([np.zeros(len(rows.names), bool), *awaited], axis=0)))
     for tag in Tags(storage, head).values():
         if tag.checkpoint is None:
-            found.append((f"tag {tag.name!r}", rows.marked(_plain(snapshot, "commit") <= tag.commit)))
+            found.append((f"tag {tag.name!r}", rows.marked(_values_of(snapshot, "commit") <= tag.commit)))
     return found
 
 
@@ -208,7 +208,7 @@ def _running(snapshot: Snapshot) -> Mask:
     import pyarrow.compute as pc
 
     session = _text(snapshot, "session")
-    rank, sequence = (_plain(snapshot, name) for name in ("rank", "sequence"))
+    rank, sequence = (_values_of(snapshot, name) for name in ("rank", "sequence"))
     out = np.zeros(snapshot.rows, bool)
     for entry in snapshot.commit.runs.values():
         out[_left_open(snapshot, entry.session)] = True
@@ -294,7 +294,7 @@ def _groups(
 ) -> Iterator[EpisodesFate]:
     """Groups of episodes, each episode in one, by the first reason that it has; and the rows that go of episodes that
     stay. why: the reason that others go."""
-    length = _plain(rows.snapshot, "length")
+    length = _values_of(rows.snapshot, "length")
     steps = np.bincount(rows.code, length * rows.current, len(rows.names)).astype(np.int64)
     left = ~gone
     for reason, mask in (*reasons, ("complete as of now", left)):

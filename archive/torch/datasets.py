@@ -303,10 +303,10 @@ def _first_row(leaf: Any) -> Any:
 
 def _same_fields(found: Sequence[dict[Path, FieldSpec]]) -> bool:
     kinds = {(path, s.axis, s.dtype, s.shape) for specs in found for path, s in specs.items()}
-    return bool(found and found[0]) and len(kinds) == len(found[0]) and all(map(_plain, found[0].values()))
+    return bool(found and found[0]) and len(kinds) == len(found[0]) and all(map(_has_plain_rows, found[0].values()))
 
 
-def _plain(spec: FieldSpec) -> bool:
+def _has_plain_rows(spec: FieldSpec) -> bool:
     return spec.axis == "step" and spec.dtype not in ("str", "json") and spec.dtype[1:2] != "U"
 
 

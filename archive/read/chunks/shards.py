@@ -144,7 +144,7 @@ def checked(shard: str, piece: chunkindex.Piece, data: memoryview, owner: Owner)
             f"{shard} is damaged: {piece.member!r} (array {piece.array!r}, chunk {piece.chunk}), where {owner(shard)} "
             "lies, does not match its checksum; run `archive verify`"
         )
-    return _plain(data) if piece.array == METADATA else data
+    return _inflated(data) if piece.array == METADATA else data
 
 
 def indexes_of(roots: Roots, refs: Sequence[StoredFile]) -> Iterator[tuple[str, dict[str, ShardIndex]]]:
@@ -156,6 +156,6 @@ def indexes_of(roots: Roots, refs: Sequence[StoredFile]) -> Iterator[tuple[str, 
         yield ref.path, {shard: replace(index, shard=shard) for shard, index in named.items()}
 
 
-def _plain(data: memoryview) -> bytes:
+def _inflated(data: memoryview) -> bytes:
     """A zarr.json, deflated in a packed shard and plain in a directory."""
     return bytes(data) if bytes(data[:1]) == b"{" else inflate(bytes(data))
