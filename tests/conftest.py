@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +41,20 @@ def _environment() -> Iterator[None]:
         # each S3 client parses botocore's models anew, which takes longer than what most tests do with it
         patch.setattr("botocore.loaders.create_loader", functools.cache(botocore.loaders.create_loader))
         yield
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """The log of this test: without what threads say that an earlier one has left, such as a journal's of a writer
+    that was abandoned."""
+    left = set(threading.enumerate()) - {threading.current_thread()}
+
+    def own(record: logging.LogRecord) -> bool:
+        return all(thread.ident != record.thread for thread in left if thread.is_alive())
+
+    caplog.handler.addFilter(own)
+    yield caplog
+    caplog.handler.removeFilter(own)
 
 
 @pytest.fixture(scope="session")
