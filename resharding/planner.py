@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from archive.base import PartialCheckpointError, UsageError
+from archive.base import PartialCheckpointError, UsageError, logger
 from archive.checkpoint import Checkpoint, Checkpoints
 from archive.journal import recover
 from archive.log import Commit, CommitLog, Origin, commits, named_session
@@ -153,13 +153,32 @@ def _has_begun(head: Commit, run: str, session: str | None) -> bool:
 
 
 def _newest(checkpoint: Checkpoint, head: Commit) -> Checkpoint | None:
-    """The run's newest whole checkpoint, if it is this one or was recovered from it; else None."""
-    storage = checkpoint.snapshot.storage
-    found = Checkpoints(storage, head).newest(run=checkpoint.run, replay=True)
+    """The run's newest whole checkpoint, if it is this one or was recovered from it; else None.
+
+    A session that went on from an older checkpoint is the run's newest, too: who asked for the newest before it was
+    recovered gets what it journaled.
+    """
+    storage, run = checkpoint.snapshot.storage, checkpoint.run
+    found = Checkpoints(storage, head).newest(run=run, replay=True)
     if found is None or found.number == checkpoint.number:
         return None if found is None else checkpoint
     number: int | None = found.number
     while number is not None and number > checkpoint.number:
         made = commits.read_of(storage, number, head).checkpoint
         number = None if made is None or made.recovered is None else made.recovered.base
-    return found if number == checkpoint.number else None
+    if number == checkpoint.number:
+        return found
+    asked = checkpoint.annotations.head.runs[run]
+    was_newest = asked.latest is not None and asked.latest.commit == checkpoint.number
+    if number is None or not was_newest or asked.session == checkpoint.session or asked.session != found.session:
+        return None
+    logger.warning(
+        "run %r: its newest session %r had gone on from an older checkpoint than %r; %r, which has what it journaled, "
+        "is planned instead. To plan %r, give tails='ignore'",
+        run,
+        found.session,
+        checkpoint.name,
+        found.name,
+        checkpoint.name,
+    )
+    return found

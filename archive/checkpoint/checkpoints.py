@@ -355,7 +355,7 @@ class Checkpoint:
         return notebook.checkpoint(self.about, self.steps_per_rank, self.buffers, self.discarded, self.progress)
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("_storage", "commit", "served_by", "later", "seen", "record")
+        kept = ("_storage", "commit", "served_by", "annotations", "seen", "record")
         return {name: getattr(self, name) for name in kept}
 
     def __repr__(self) -> str:

@@ -198,7 +198,8 @@ class RecoveryBase:
         """The run's counters, of the newest one or, if they are newer, of the tail."""
         part = _part(self.about, rank)
         saved, since = (None, None) if part is None else (part.index.progress, part.index.journaled)
-        is_older = saved is not None and since is not None and (held.progress_at or 0) < since
+        own = self.own_newest is not None  # another session's journal has numbers of its own
+        is_older = own and saved is not None and since is not None and (held.progress_at or 0) < since
         return saved if held.progress is None or is_older else held.progress
 
     def unconsumed(self, rank: int) -> str | None:
@@ -363,22 +364,24 @@ def leave_behind(storage: Storage, head: Commit, run: str, left: Mapping[int, in
     """Log the durable additions of a run's newest session that no session goes on from. left: rank -> number of journal
     objects. ConflictError if that session went on after it was recovered, or after a plan that takes all that it has.
     """
-    entry = head.runs[run]
-    mark, known = entry.latest_replay, {start.checkpoint, None if start.origin is None else start.origin.commit}
+    entry, known = head.runs[run], {start.checkpoint, None if start.origin is None else start.origin.commit}
+    takes_all = start.takes_all and start.forked_from is None
+    marks = [one for one in (entry.latest_replay, entry.latest if takes_all else None) if one is not None]
+    mark = max(marks, key=lambda one: one.commit, default=None)
     later = mark is not None and start.forked_from is None and mark.commit > start.seen and mark.commit not in known
     recovered = None
     if mark is not None and (mark.commit, mark.session) == (start.checkpoint, entry.session):
         recovered = Checkpoints(storage, head).at_commit(mark.commit, mark.manifest).record.recovered
-    if left and (recovered is not None or start.takes_all):  # damaged objects do not count
+    if left and (recovered is not None or takes_all):  # damaged objects do not count
         left = {rank: one.objects for rank, one in tails.read(storage, head, run).items() if one.objects}
-    if left and (recovered is not None or start.takes_all):
+    if left and (recovered is not None or takes_all):
         since = "its journal was recovered" if recovered is not None else "the new session was planned"
         raise ConflictError(
             f"session {entry.session!r} of run {run!r} went on after {since}, and has journaled more "
             f"({ranks(left)}, in {sum(left.values())} objects); no session was opened. It can journal no more: call "
             f"arc.recover({run!r}) again, and begin from its checkpoint"
         )
-    if later and start.takes_all and mark is not None:
+    if later and takes_all and mark is not None:
         raise ConflictError(
             f"session {entry.session!r} of run {run!r} made the checkpoint of commit {mark.commit} after the new "
             f"session was planned; no session was opened: plan arc.recover({run!r}), and begin from that"

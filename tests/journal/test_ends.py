@@ -235,7 +235,7 @@ def test_the_end_comes_after_all_that_is_there(ticks: int) -> None:
     die(old)
 
 
-@pytest.mark.parametrize("act", ["journals", "checkpoints", "both"])
+@pytest.mark.parametrize("act", ["journals", "checkpoints", "both", "checkpoints without buffers"])
 @pytest.mark.parametrize("tails", [None, "archive", "ignore"])
 def test_a_plan_that_takes_all_is_refused_where_the_old_job_went_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, act: str, tails: str | None
@@ -249,25 +249,40 @@ def test_a_plan_that_takes_all_is_refused_where_the_old_job_went_on(
 
     def goes_on() -> None:
         if act != "journals":
-            old.checkpoint(3, wait=True)
-        if act != "checkpoints":
+            old.checkpoint(3, save_replay=act != "checkpoints without buffers", wait=True)
+        if act in ("journals", "both"):
             acknowledged(old, "in between")
 
     between(monkeypatch, goes_on)
     if tails == "ignore":
         with caplog.at_level(logging.WARNING):
             die(looked.writer(resume=share, session="new", journal_s=NEVER_S))
-        assert "left behind" in caplog.text or "objects behind" in caplog.text
+        assert ("left behind" in caplog.text or "objects behind" in caplog.text) == (
+            act != "checkpoints without buffers"
+        )
     else:
         with pytest.raises(archive.ConflictError, match=r"planned.*no session was opened.*arc.recover\('main'\)"):
             looked.writer(resume=share, session="new", journal_s=NEVER_S)
         again = archive.open(arc.url)
         plan = resharding.plan(again.recover(), world_size=1)
         new = again.writer(resume=plan.share(0), session="newer", journal_s=NEVER_S)
-        wanted = {"first-0", "second-0"} | ({"in between"} if act != "checkpoints" else set())
+        wanted = {"first-0", "second-0"} | ({"in between"} if act in ("journals", "both") else set())
         assert {*new.live["episode_id"].to_pylist()} == wanted
         die(new)
     refused(old)
+    die(old)
+
+
+def test_a_fork_from_a_plan_is_made_again_after_it_died() -> None:
+    """The plan takes all that its own run has; the fork's run is another one."""
+    arc = fresh()
+    (old,) = alive(arc)
+    old.checkpoint(2, wait=True)
+    for n in range(3):
+        share = resharding.plan(archive.open(arc.url).checkpoints.of("main").latest, world_size=1).share(0)
+        fork = archive.open(arc.url).writer(run="fork", fork_from=share, session=f"fork-{n}", journal_s=NEVER_S)
+        acknowledged(fork, f"fork-{n}")
+        die(fork)
     die(old)
 
 

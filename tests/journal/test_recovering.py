@@ -555,3 +555,49 @@ def test_archives_of_the_journal_name_the_feature() -> None:
     arc.recover()
     assert layout.JOURNAL in archive.open(arc.url).head.format["features"]
     assert copy_of(arc).checkpoints.latest.state(0)["k"] == 4
+
+
+@pytest.mark.parametrize("forked", [False, True])
+def test_counters_of_a_session_are_not_compared_with_ticks_of_the_one_before(forked: bool) -> None:
+    arc = fresh()
+    first = arc.writer(session="first", journal_s=NEVER_S)
+    for n in range(6):
+        first.add_episode(episode(2), episode_id=f"e{n}")
+        first.journal(progress={"n": n})
+        first.sync()
+    saved = first.checkpoint(10, save_replay=False, progress={"n": 10}).result()
+    die(first)
+    how = {"run": "fork", "fork_from": saved} if forked else {"resume": saved}
+    second = arc.refresh().writer(session="second", journal_s=NEVER_S, **how)
+    second.add_episode(episode(2), episode_id="new")
+    second.journal(progress={"n": 11})
+    second.sync()
+    die(second)
+    assert archive.open(arc.url).recover("fork" if forked else "main").progress == {"n": 11}
+
+
+@pytest.mark.parametrize("save_replay", [True, False])
+def test_a_restart_after_going_back_goes_on_from_the_newest_session(
+    save_replay: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A checkpoint of the branch that was left is the newest that was committed; what came after is in a journal."""
+    arc = fresh()
+    first = arc.writer(session="first", journal_s=NEVER_S)
+    first.add_episode(episode(3), episode_id="a")
+    first.checkpoint(1, wait=True)
+    first.add_episode(episode(3), episode_id="left behind")
+    first.checkpoint(2, save_replay=save_replay, wait=True)
+    die(first)
+    second = arc.refresh().writer(resume=arc.checkpoints["step-1"], session="second", journal_s=NEVER_S)
+    second.add_episode(episode(5), episode_id="b")
+    second.sync()
+    die(second)
+    ranks = [archive.open(arc.url) for _ in range(2)]  # both look before one of them recovers
+    newest = [one.checkpoints.latest for one in ranks]
+    assert {one.name for one in newest} == {"step-2"}
+    shares = [resharding.plan(one, world_size=2).share(rank) for rank, one in enumerate(newest)]
+    assert "is planned instead" in caplog.text
+    assert sorted(ep.id for share in shares for ep in share) == ["a", "b"]
+    if save_replay:
+        chosen = resharding.plan(newest[0], world_size=1, tails="ignore").share(0)
+        assert [ep.id for ep in chosen] == ["a", "left behind"]
