@@ -149,8 +149,9 @@ class PartIndex(Record):
 
     @property
     def lengths(self) -> dict[str, int]:
-        """Array -> its number of rows, for the arrays that columns, and states of its own, name."""
-        columns = {one.array: one.rows for of in self.columns.values() for one in of.values()}
+        """Array -> its number of rows, for the arrays of its own object that columns and states name."""
+        own = (one for of in self.columns.values() for one in of.values() if one.object == self.key)
+        columns = {one.array: one.rows for one in own}
         states = [one for one in self.states.values() if one.object is None]
         return {path: rows for state in states for path, rows in state.arrays.items()} | columns
 

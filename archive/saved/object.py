@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING, Any, Generic, Self
 import numpy as np
 
 from archive import tables
-from archive.base import ByteRange, CorruptStateError, IntegrityError, MissingObjectError, UsageError, cached_property
+from archive.base import (
+    ByteRange,
+    CorruptChunkError,
+    CorruptStateError,
+    IntegrityError,
+    MissingObjectError,
+    UsageError,
+    cached_property,
+)
 from archive.fields import dtypes, trees
-from archive.index import ArrayChunks, ShardIndex, chunkindex
+from archive.index import METADATA, ArrayChunks, ShardIndex, chunkindex
 from archive.log import tablefiles
 from archive.read import members_of
 from archive.saved.columns import Values, stretches_of
@@ -195,23 +203,20 @@ class Part(SavedObject[PartIndex]):
         """Rows of arrays of the Zarr group."""
         if not wanted:
             return {}
-        self._check_there(wanted)
-        runs = {name: tuple(np.array(pairs, np.int64).reshape(-1, 2).T) for name, pairs in wanted.items()}
+        arrays = self.arrays_index.arrays
+        found = {name: np.array(pairs, np.int64).reshape(-1, 2) for name, pairs in wanted.items() if name in arrays}
         try:
-            reads = self.arrays_index.plan(runs)  # type: ignore[arg-type]
+            self.arrays_index.array(METADATA)
+            reads = self.arrays_index.plan({name: (pairs[:, 0], pairs[:, 1]) for name, pairs in found.items()})
             blocks = self._get(reads.requests)
             chunks = members_of(self.key, reads, blocks, lambda shard: "this rank's state")
             view = ShardView(bytes(chunks.pop(_METADATA)))
+            for name in wanted.keys() - found.keys():
+                _check_empty(view, name, wanted[name])
             return {name: view.read_many(name, pairs, chunks) for name, pairs in wanted.items()}
         except (IntegrityError, UsageError) as e:  # or its index has more rows than there are
             with self._told():
                 raise CorruptStateError(f"the state in {self.where} is damaged: {e}") from e
-
-    def _check_there(self, wanted: Mapping[str, Sequence[tuple[int, int]]]) -> None:
-        """Wanted arrays must have chunks, unless no rows of them are wanted."""
-        needed = ["", *(name for name, runs in wanted.items() if any(start < stop for start, stop in runs))]
-        if absent := [name for name in needed if name not in self.arrays_index.arrays]:
-            raise CorruptStateError(f"{self.where} has no array {absent[0]!r:.80}; {self.damage}")
 
     def check(self) -> None:
         """Read every byte; CorruptStateError if one is not as it was written."""
@@ -220,7 +225,7 @@ class Part(SavedObject[PartIndex]):
         lengths = self.index.lengths
         if unknown := [name for name in self.arrays_index.arrays if name and name not in lengths]:
             raise CorruptStateError(f"nothing refers to the array {unknown[0]!r} in {self.where}; {self.damage}")
-        self.rows({name: [(0, lengths[name])] for name in self.arrays_index.arrays if name})
+        self.rows({name: [(0, rows)] for name, rows in lengths.items()})
 
     def state(self, buffer: str) -> Any:
         """The state tree of one buffer; None if it has none."""
@@ -244,6 +249,13 @@ class Part(SavedObject[PartIndex]):
         """Rows of one column."""
         parts = self.rows({column.array: runs})[column.array] if runs else []
         return [dtypes.from_stored(part, column.dtype) for part in parts]
+
+
+def _check_empty(view: ShardView, name: str, runs: Sequence[tuple[int, int]]) -> None:
+    """CorruptChunkError if an array that has no chunks must have some: these rows of it have bytes."""
+    some = any(start < stop for start, stop in runs)
+    if name not in view.paths or (some and 0 not in view.describe(name).shape[1:]):
+        raise CorruptChunkError(f"it has no array {name!r:.80}")
 
 
 class TickObject(SavedObject[TickIndex]):
