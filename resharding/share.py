@@ -322,7 +322,10 @@ class ShareBuffer:
         index, live, at = self.checkpoint.index, self.checkpoint.live, (env, position, self.next_positions, opened)
         resume = resumption.take_over(index, live, pieces, *at, lambda: self.checkpoint.whole_index, to_close=to_close)
         # told once, by one rank: its next checkpoint has it in `discarded`
-        return replace(resume, dropped=self.plan.dropped_of(self.name) if self.rank == 0 else {})
+        dropped = self.plan.dropped_of(self.name) if self.rank == 0 else {}
+        ranks = np.unique(pieces["rank"][pieces.length > 0]).tolist()
+        kinds = partial(resumption.column_kinds, self.checkpoint, self.name, ranks)
+        return replace(resume, dropped=dropped, column_kinds=kinds)
 
     def _open(self) -> tuple[dict[int, str], list[str]]:
         """Open episodes: those that go on, by env row, and those that are closed here."""

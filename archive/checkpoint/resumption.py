@@ -15,10 +15,10 @@ from archive.base import ArchiveError, CorruptManifestError, PartialCheckpointEr
 from archive.index import EpisodeIndex, chains
 from archive.log import Commit, ForkedFrom, read_of, tablefiles
 from archive.read import Episodes
-from archive.saved import Part
+from archive.saved import Part, common
 from archive.store import IOStats, Storage
 from archive.tables import NO_ENV
-from archive.write import BufferResume, EpisodeRecord, Resume, Stream, live_steps, ordered
+from archive.write import BufferResume, EpisodeRecord, Kind, Resume, Stream, live_steps, ordered
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,9 +39,20 @@ def same_rank(source: Checkpoint, rank: int) -> Resume:
         pieces = source.located.pick(mine[source.located["run"]])
         env = source.live["env_id"].to_numpy()[pieces["run"]]
         at = (env, pieces["position"], entry.next_positions, entry.open_episodes)
-        buffers[name] = take_over(source.index, source.live, pieces, *at, lambda: source.whole_index)
+        found = take_over(source.index, source.live, pieces, *at, lambda: source.whole_index)
+        buffers[name] = replace(found, column_kinds=partial(column_kinds, source, name, [rank]))
     taken = (source.seen, source.number, source.origin, source.name, None, source.world_size, partial(holders, source))
     return Resume(rank, source.world_size, source.run, buffers, *taken)
+
+
+def column_kinds(source: Checkpoint, buffer: str, ranks: Sequence[int]) -> dict[str, Kind]:
+    """The kinds that columns have in a buffer with steps of these ranks."""
+    kinds: dict[str, set[Kind]] = {}
+    for rank in ranks:
+        for name, ref in source.staged(rank).index.columns.get(buffer, {}).items():
+            kinds.setdefault(name, set()).add((ref.dtype, ref.shape))
+    each = ((name, common(of)) for name, of in kinds.items())
+    return {name: kind for name, kind in each if kind is not None}
 
 
 def holders(source: Checkpoint) -> dict[str, int]:

@@ -25,9 +25,9 @@ from archive.base import (
 )
 from archive.journal import tails
 from archive.log import Place, Sighting, tablefiles
-from archive.saved import Kind, TickColumn, TickIndex, Values, changed, described, in_order, newest, pack
+from archive.saved import TickColumn, TickIndex, Values, changed, described, in_order, newest, pack
 from archive.shard import ShardWriter, encode
-from archive.write import Buffer, Column, Cut, LiveSet, Seal, Stretch, Upload, Written, encoded, live
+from archive.write import Buffer, Column, Cut, Kind, LiveSet, Seal, Stretch, Upload, Written, encoded, live
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -116,7 +116,8 @@ class Saying:
     def __init__(self) -> None:
         self._columns: dict[Name, tuple[GivenValues, ...]] = {}
         self._bases: dict[Name, tuple[Base, ...]] = {}
-        self._kinds: dict[Name, Kind] = {}
+        # of the values that a recovery may find, as it takes one kind; None: that of the contents that were taken over
+        self._kinds: dict[Name, frozenset[Kind | None]] = {}
         self._attributes: dict[Name, dict[str, Any]] = {}
         self._progress: str | None = None
         self.live: pa.Table | None = None  # rows of a resumed rank's contents at its start
@@ -132,7 +133,7 @@ class Saying:
                 known = [-1 if (number := records.number_of(one)) is None else number for one in given]
                 some = runs.pick(np.isin(runs["episode"], known))
             column = live.column(name, given, some, records)
-            self._add(made, (inner.name, name), GivenValues(column, some, inner.live_set, whole=whole))
+            self._add(made, inner, name, GivenValues(column, some, inner.live_set, whole=whole))
         self._columns = made
 
     def changes(self, inner: Buffer, changes: Mapping[str, Any]) -> None:
@@ -142,25 +143,27 @@ class Saying:
             if not isinstance(given, tuple) or len(given) != 3:
                 raise UsageError(f"changes of column {name!r} are no tuple (env ids, positions, values)")
             steps = inner.steps_at(*given[:2])
-            one = GivenValues(live.values_of(name, given[2], steps), steps, inner.live_set)
-            if (known := self._kinds.get((inner.name, name), one.kind)) != one.kind:
-                raise ColumnError(
-                    f"changes of column {name!r} of buffer {inner.name!r} have values of {one.kind}, and it has "
-                    f"{known}: give values of the same dtype and shape, or the whole column"
-                )
-            self._add(made, (inner.name, name), one)
+            self._add(made, inner, name, GivenValues(live.values_of(name, given[2], steps), steps, inner.live_set))
         self._columns = made
 
-    def _add(self, made: dict[Name, tuple[GivenValues, ...]], key: Name, one: GivenValues) -> None:
-        """Keep values for the next tick, whose values of a column lie in one array."""
+    def _add(self, made: dict[Name, tuple[GivenValues, ...]], inner: Buffer, name: str, one: GivenValues) -> None:
+        """Keep values for the next tick. Those of some steps must be of the kind of all the others."""
         if not one.whole and not len(one.column.array):
             return
-        before = () if one.whole else made.get(key, ())
-        if kinds := {said.kind for said in before[-1:]} - {one.kind}:
-            kinds.add(one.kind)
-            raise ColumnError(f"column {key[1]!r} of buffer {key[0]!r} has values of several dtypes or shapes: {kinds}")
-        made[key] = (*before, one)
-        self._kinds = self._kinds | {key: one.kind}
+        key = inner.name, name
+        if not one.whole and (others := self._known(inner, name) - {one.kind}):
+            raise ColumnError(
+                f"the values of some steps of column {name!r} of buffer {inner.name!r} are of {one.kind}, and it has "
+                f"{', '.join(map(str, sorted(others)))}: give values of the same dtype and shape, or the whole column"
+            )
+        made[key] = (one,) if one.whole else (*made.get(key, ()), one)
+        self._kinds = self._kinds | {key: frozenset([one.kind])}
+
+    def _known(self, inner: Buffer, name: str) -> set[Kind]:
+        """The kinds of the values that a recovery may find of a column."""
+        kinds = self._kinds.get((inner.name, name), {None})
+        taken = inner.column_kinds().get(name) if None in kinds else None
+        return {kind for kind in (*kinds, taken) if kind is not None}
 
     def attributes(self, inner: Buffer, attributes: Mapping[str, Mapping[str, Any]]) -> None:
         """Add values of attributes of a buffer: name -> {episode id: JSON value}."""
@@ -192,7 +195,10 @@ class Saying:
                 saved = GivenValues(cut.columns[key[1]], cut.runs, live_sets[key[0]], whole=True)
                 bases[key] = (*known, (saved,))
         every = {(cut.name, name): column for cut in cuts for name, column in cut.columns.items()}
-        self._kinds = self._kinds | {key: (one.dtype, one.array.shape[1:]) for key, one in every.items()}
+        self._kinds = self._kinds | {
+            key: self._kinds.get(key, frozenset([None])) | {(one.dtype, one.array.shape[1:])}
+            for key, one in every.items()
+        }
         self._bases = bases
 
 

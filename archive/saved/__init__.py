@@ -3,7 +3,7 @@ part of a checkpoint, which is whole, or a tick of a journal, which has what is 
 
 from __future__ import annotations
 
-from archive.saved.columns import Kind, Values, changed, described, in_order, newest
+from archive.saved.columns import Values, changed, common, described, in_order, newest
 from archive.saved.fold import FOLDED, Before, Delta, Saved, SessionFold, counted
 from archive.saved.index import (
     UNCONSUMED,
@@ -25,7 +25,6 @@ __all__ = [
     "Before",
     "ColumnRef",
     "Delta",
-    "Kind",
     "Part",
     "PartIndex",
     "Request",
@@ -37,6 +36,7 @@ __all__ = [
     "TickObject",
     "Values",
     "changed",
+    "common",
     "counted",
     "described",
     "in_order",

@@ -6,7 +6,8 @@ A step's stream and position never change, whatever comes before it in live orde
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,10 +16,9 @@ from archive.arrays import Ints, Mask, Steps, group_of, offsets_of, run_starts, 
 from archive.base import CorruptStateError
 from archive.fields import dtypes
 from archive.saved.index import TickColumn
-from archive.write import Column, Stream
+from archive.write import Column, Kind, Stream
 
 Array = np.ndarray[Any, Any]
-Kind = tuple[str, tuple[int, ...]]  # of a column: its dtype, and the shape of a row in stored form
 _MOST_STRETCHES = 16  # that a tick names one by one
 _MOST = 2**60
 
@@ -68,6 +68,32 @@ def compacted(some: Sequence[Values]) -> list[Values]:
     for one in some:
         kinds[one.kind] = [*kinds.pop(one.kind, []), one]
     return [newest(of) for of in kinds.values()]
+
+
+def common(kinds: Iterable[Kind]) -> Kind | None:
+    """The kind that holds values of all these, as those of several ranks come to one: numpy's for numbers. None if
+    there is none, or no kind."""
+    distinct = set(kinds)
+    if len(distinct) == 1:
+        return distinct.pop()
+    names, shapes = {dtype for dtype, _ in distinct}, {shape for _, shape in distinct}
+    numeric = all(name in dtypes.ML_NAMES or dtypes.is_native(dtypes.to_numpy(name)) for name in names)
+    with suppress(TypeError):  # of dtypes that have none in common
+        if len(shapes) == 1 and numeric:
+            return dtypes.logical_name(np.result_type(*map(dtypes.to_numpy, names))), shapes.pop()
+    return None
+
+
+def alike(some: Sequence[Values]) -> list[Values]:
+    """The same values in their common kind; as they are if there is none."""
+    kind = common(one.kind for one in some)
+    return [one if kind in (None, one.kind) else _as_kind(one, *kind) for one in some]
+
+
+def _as_kind(values: Values, dtype: str, shape: tuple[int, ...]) -> Values:
+    given = dtypes.from_stored(values.column.array, values.column.dtype)
+    stored, _ = dtypes.to_stored(given.astype(dtypes.to_numpy(dtype)))
+    return Values(Column(stored, dtype), values.steps, values.streams)
 
 
 def fill(wanted: Steps, numbers: Mapping[Stream, int], given: Sequence[Values]) -> tuple[Column, Mask]:

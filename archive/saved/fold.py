@@ -18,11 +18,11 @@ import numpy as np
 from archive import tables
 from archive.arrays import Ints, Steps
 from archive.base import CorruptStateError, cached_property, jsontree
-from archive.saved.columns import Kind, Values, blank, compacted, fill, in_order
+from archive.saved.columns import Values, alike, blank, compacted, fill, in_order
 from archive.saved.index import PartIndex
 from archive.saved.object import TickObject
 from archive.tables import NO_ENV, coded, distinct
-from archive.write import Column, Cut, RankRows, Stretch, live_steps, ordered
+from archive.write import Column, Cut, Kind, RankRows, Stretch, live_steps, ordered
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -353,13 +353,15 @@ class SessionFold:
         given: dict[str, list[Values]] = {}
         streams = [name[1:] for name in self._streams]
         attributes: dict[str, dict[str, Any]] = {}
+        held = self._of(self._held, owner)
         for source in [source for source in self._before.parts if source == rank or not self._before.own]:
             steps = in_order(self._of(self._saved, (source, buffer)))
             columns, known = self._before.values(source, buffer)
-            for name, column in columns.items():
+            for name, column in columns.items() if self._before.own or len(held.meet(steps).left) else ():
                 given.setdefault(name, []).append(Values(column, steps, streams))
             for name, of in known.items():
                 attributes.setdefault(name, {}).update(of)
+        given = {name: alike(some) for name, some in given.items()}
         delta = self._deltas.get(rank) or Delta()
         for name, journaled in delta.columns.get(buffer, {}).items():
             given.setdefault(name, []).extend(journaled)

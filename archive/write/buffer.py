@@ -19,7 +19,7 @@ from archive.write.blocks import Block, weighed
 from archive.write.changes import Changes, kept
 from archive.write.episodes import End, EpisodeRecord, Ids, SegmentRows
 from archive.write.intake import StepsPart, StepWeights, TakenSteps
-from archive.write.live import BufferResume, Cut, LiveSet
+from archive.write.live import BufferResume, Cut, Kind, LiveSet
 from archive.write.slabs import Slabs
 from archive.write.streams import AppendedRows, Streams
 from archive.write.works import rows_alone
@@ -58,6 +58,7 @@ class Buffer:
         self.streams = Streams()
         self.live_set = LiveSet((place.session, place.rank), journaled=journaled)
         self.losses = Losses()
+        self.column_kinds: Callable[[], Mapping[str, Kind]] = dict  # name -> kind of the values that were taken over
         self.cuts = 0  # how many checkpoints it was copied for
         self._segment_rows = SegmentRows(name, place, self.streams.records, ids)
         self._step_weights = StepWeights()
@@ -448,6 +449,7 @@ class Buffer:
 
     def _take_over(self, resume: BufferResume) -> None:
         """Take over live steps, positions and open episodes; the buffer must be new."""
+        self.column_kinds = resume.column_kinds
         known = [replaced(one, metadata=dict(one.metadata)) for one in resume.episodes]
         places = [self.streams.records.add(record) for record in known]
         runs = resume.runs.beside(episode=np.array(places, np.int64)[resume.runs["episode"]])

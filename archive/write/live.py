@@ -39,6 +39,7 @@ OWN = -1  # number of a stream: the writer's own of that env row, where steps ar
 _MAX_NOTES = 4096  # notes of added steps before they are applied
 _MAX_EVICTED = 1 << 14  # rows of notes before they are joined
 _NOTHING = Steps.joined([])
+Kind = tuple[str, tuple[int, ...]]  # of a column: its dtype, and the shape of a row in stored form
 Stream = tuple[str, int, int]  # session, rank, env id
 Stretch = tuple[str, Count, int, Count, Count]  # session, rank, env id; steps [lo, hi) of that stream
 _NONE = np.zeros(0, np.int64)
@@ -427,6 +428,7 @@ class BufferResume:
     dropped: Mapping[str, Mapping[str, int]] = field(
         default_factory=dict
     )  # reason -> episodes, steps that the plan left behind
+    column_kinds: Callable[[], Mapping[str, Kind]] = field(default=dict, compare=False)  # of values of its steps
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,19 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import archive
+import resharding
 from archive.base import ColumnError, CorruptStateError, StorageError, UpgradeError, layout
 from archive.saved import TickColumn, columns
 from archive.shard import indexed
-from tests.support.archives import fresh
+from tests.support.archives import fresh, reopened
 from tests.support.journals import BUFFERS, Job, check, copy_of, cut, die, expected, job
 from tests.support.sampling import examples
-from tests.support.ticks import NEVER_S, journal
+from tests.support.ticks import NEVER_S, abandoned, journal
 
 LIVE = 200_000
 
@@ -288,6 +290,141 @@ def test_values_that_one_dtype_does_not_hold_are_refused(first: Any) -> None:
             w.checkpoint(1, columns={"p": {"a": np.zeros((2, 3)), "b": np.zeros(2)}})
         ck = w.checkpoint(1, columns={"p": {"a": [1, 2], "b": [0.5, 1.5]}}).result()
         assert ck.column("p", 0).tolist() == [1.0, 2.0, 0.5, 1.5]
+
+
+def saved_in_a_checkpoint(arc: archive.Archive) -> Any:
+    """A writer that goes on from a checkpoint with a column of floats."""
+    w = arc.writer(journal_s=NEVER_S)
+    w.add_episode({"x": np.zeros(2)}, env_id=0, episode_id="a")
+    w.add_episode({"x": np.zeros(3)}, env_id=0, episode_id="b")
+    made = w.checkpoint(1, columns={"p": np.arange(5.0)}).result()
+    w.close()
+    return reopened(arc).writer(resume=resharding.plan(made, world_size=1).share(0), journal_s=NEVER_S)
+
+
+def found_by_a_recovery(arc: archive.Archive) -> Any:
+    w = saved_in_a_checkpoint(arc)
+    w.journal(changes={"p": (0, [1], [1.0])}, progress=1)
+    w.sync()
+    made = abandoned(w).recover()
+    return reopened(arc).writer(resume=resharding.plan(made, world_size=1).share(0), journal_s=NEVER_S)
+
+
+def resumed_by_name(arc: archive.Archive) -> Any:
+    saved_in_a_checkpoint(arc).close()
+    return reopened(arc).writer(resume=arc.refresh().checkpoints.latest, journal_s=NEVER_S)
+
+
+def saved_in_the_session(arc: archive.Archive) -> Any:
+    w = saved_in_a_checkpoint(arc)
+    w.checkpoint(2, columns={"p": np.arange(5.0)}, wait=True)
+    return w
+
+
+def journaled_in_the_session(arc: archive.Archive) -> Any:
+    w = saved_in_a_checkpoint(arc)
+    w.journal(columns={"p": np.arange(5)})
+    w.journal(columns={"p": np.arange(5.0)})
+    w.sync()
+    return w
+
+
+def saved_otherwise_in_vain(arc: archive.Archive) -> Any:
+    """A writer whose checkpoint with a column of another dtype failed."""
+    w = saved_in_a_checkpoint(arc)
+    faulty = Faulty(arc)
+    w._log.storage.create_once = faulty
+    faulty.begin, faulty.times = "states/", 99
+    pending = w.checkpoint(2, columns={"p": np.zeros(5, np.float32)})
+    with pytest.raises(StorageError):
+        pending.result()
+    faulty.times = 0
+    return w
+
+
+BEGINNINGS = [
+    saved_in_a_checkpoint,
+    found_by_a_recovery,
+    resumed_by_name,
+    saved_in_the_session,
+    journaled_in_the_session,
+    saved_otherwise_in_vain,
+]
+
+
+@pytest.mark.parametrize("begun", BEGINNINGS)
+def test_values_of_some_steps_in_another_dtype_leave_all_others_as_they_are(begun: Callable[..., Any]) -> None:
+    arc = fresh()
+    w = begun(arc)
+    for wrong in (
+        {"changes": {"p": (0, [2], np.array([9], np.float32))}},
+        {"columns": {"p": {"a": np.array([1, 2])}}},
+        {"columns": {"p": {"a": np.zeros((2, 1))}}},
+    ):
+        with pytest.raises(ColumnError, match=r"column 'p' of buffer 'replay' .* same dtype and shape, or the whole"):
+            w.journal(**wrong)
+    if begun is not saved_otherwise_in_vain:  # of which nobody knows yet that it was in vain
+        w.journal(columns={"p": {"a": np.array([7.0, 8.0])}})
+        w.journal(changes={"p": (0, [2], [9.0])})
+    w.sync()
+    made = abandoned(w).recover() or arc.refresh().checkpoints.latest
+    want = [0.0, 1.0, 2.0, 3.0, 4.0] if begun is saved_otherwise_in_vain else [7.0, 8.0, 9.0, 3.0, 4.0]
+    assert made.column("p", 0).tolist() == want
+
+
+@pytest.mark.parametrize("begun", BEGINNINGS)
+def test_the_dtype_of_some_values_is_that_of_the_whole_column_that_was_said_last(begun: Callable[..., Any]) -> None:
+    w = begun(fresh())
+    w.journal(columns={"p": np.arange(5)})
+    w.journal(changes={"p": (0, [2], [20])})
+    w.sync()
+    w.journal(columns={"p": {"a": np.array([7, 8])}})
+    with pytest.raises(ColumnError, match="same dtype"):
+        w.journal(changes={"p": (0, [2], [9.0])})
+    w.sync()
+    assert abandoned(w).recover().column("p", 0).tolist() == [7, 8, 20, 3, 4]
+
+
+KINDS = [
+    (np.float64, np.int64),
+    (np.int64, np.float64),
+    (np.float32, np.float64),
+    (ml_dtypes.bfloat16, np.float32),
+    (np.bool_, np.int16, np.uint8),
+    (np.int8, np.float32, np.complex64),
+]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("kinds", KINDS)
+def test_a_recovery_has_the_values_of_ranks_of_several_dtypes_as_their_share_had_them(kinds: Any, world: int) -> None:
+    arc = fresh()
+    writers = [arc.writer(rank, len(kinds), session="first", journal_s=NEVER_S) for rank in range(len(kinds))]
+    for w in writers:
+        w.append({"x": np.arange(6.0)}, env_ids=[0, 0, 0, 1, 1, 1])
+    saved = [np.linspace(0, 1, 6) * (rank + 3) for rank in range(len(kinds))]
+    pending = [w.checkpoint(1, columns={"p": v.astype(k)}) for w, v, k in zip(writers, saved, kinds, strict=True)]
+    made, *_ = [one.result() for one in pending]
+    for w in writers:
+        w.close()
+    plan = resharding.plan(made, world_size=world)
+    shares = [plan.share(rank) for rank in range(world)]
+    wanted = [share.columns["p"].copy() for share in shares]
+    arc = reopened(arc)
+    writers = [arc.writer(resume=share, session="second", journal_s=NEVER_S) for share in shares]
+    for w, values in zip(writers, wanted, strict=True):
+        w.append({"x": np.zeros(1)}, env_ids=[99])
+        if len(values) > 1:
+            first = w.live.to_pylist()[0]
+            w.journal(changes={"p": (first["env_id"], [first["position"]], values[1:2])})
+            values[0] = values[1]
+        w.sync()
+    again = resharding.plan(abandoned(*writers).recover(), world_size=world)
+    for rank, values in enumerate(wanted):
+        found = again.share(rank).columns["p"]
+        assert (found.dtype, len(found)) == (values.dtype, len(values) + 1)
+        np.testing.assert_array_equal(found[:-1], values)
+        assert np.isnan(found[-1]) if values.dtype.kind in "fcV" else found[-1] == 0
 
 
 # -- in the store ------------------------------------------------------------------------------------------------------
