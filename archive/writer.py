@@ -153,10 +153,10 @@ class Writer(Buffer):
         """
         with self._entered():
             journal = self._kept()
+        began = time.monotonic()
         take_in(self)
         with self._entered():
-            journal.followed[name] = take_in
-            journal.ticker.note()
+            journal.follow(name, take_in, began)
 
     @property
     def durable_until(self) -> Durable:
@@ -176,6 +176,10 @@ class Writer(Buffer):
         looked up once a minute, and after each pause of this process that is longer than a tick.
         """
         stop = time.monotonic() + timeout_s
+        if self._journal is not None and self._journal.followed and self._changes.lock._is_owned():  # type: ignore[attr-defined]
+            raise UsageError(
+                "sync() within `with w.together():` cannot take in what the journal follows: call it after the block"
+            )
         self._collect()
         with self._entered():
             journal = self._kept()
@@ -331,6 +335,8 @@ class Writer(Buffer):
                     logger.warning("%r: an interrupted call cannot be undone, so nothing more is committed", self)
                 else:
                     self.commit()
+                    if self._journal is not None:
+                        self._journal.surface_missed()
             finally:
                 failed = self._end()
             if failed is not None:
@@ -395,6 +401,8 @@ class Writer(Buffer):
     def _surface(self) -> None:
         """Raise errors of the background."""
         if self._journal is not None:
+            if self._journal.collecting:
+                return
             self._journal.surface()
         if error := self._pipeline.failure():
             raise error

@@ -116,9 +116,9 @@ def follow(every: Callable[[], Mapping[str, LiveBuffer]], writer: Writer) -> Non
 
 def appended(writer: Writer, name: str, append: Callable[[Buffer], Saved]) -> Saved:
     """Give a buffer's steps to the writer by `append`; what it adds to a checkpoint. A journal has them together
-    with their columns, attributes and state, or not at all."""
+    with their columns, attributes and state, or not at all: after an error the writer has none of them."""
     part = part_of(writer, name)
-    with part.together():
+    with part.exclusive(bounded=False) if part.journaled else part.together():
         saved = append(part)
         if part.journaled:
             _said.setdefault(part, Said()).journal(writer, part, saved)
@@ -154,7 +154,9 @@ class Tracked(Generic[Known]):
 
     def keep(self, live: Any, part: Buffer, known: Known) -> Known:
         """Remember what a writer's buffer has of it."""
-        others = [entry for entry in self._entries.get(live, []) if entry.part is None or entry.part() is not part]
+        before = self._entries.get(live, [])
+        part.undone(partial(self._entries.__setitem__, live), before)
+        others = [entry for entry in before if entry.part is None or entry.part() is not part]
         self._entries[live] = [*others, _Entry(ref(part), frozenset(), known)]
         return known
 
@@ -229,6 +231,7 @@ class Said:
 
     def journal(self, writer: Writer, part: Buffer, saved: Saved) -> None:
         """Journal what has changed since the last call, or the last checkpoint."""
+        part.undone(vars(self).update, dict(vars(self)))
         if part.cuts != self._cuts:
             self._attributes, self._state = {}, None
         _, ids = part.live_runs()

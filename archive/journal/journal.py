@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -62,6 +63,9 @@ class Journal:
         self._durable: Mapping[tuple[str, int], int] = {}
         self._error: BaseException | None = None
         self.followed: dict[str, Callable[[Any], object]] = {}  # name -> takes in what it got, given the writer
+        self._looked = 0.0  # the time at which followed objects were last looked at
+        self._missed: float | None = None  # the time since which one of them may have what could not be taken in
+        self._collecting = threading.local()
         self._heartbeat = Heartbeat(within_s, _Newest(log, place).check)
         self.ticker = Ticker(within_s, background, self._heartbeat)
         _open.add(self)
@@ -104,23 +108,36 @@ class Journal:
 
     def ticked(self) -> None:
         """Take note that the tick was handed in."""
-        self.ticker.take()
+        self.ticker.take(self._looked if self.followed else None)  # nobody says when these change
         if not self.superseded:
             self._pipeline.retry_failed()
         self._pipeline.fold()
         self._settle()
-        if self.followed:  # nobody says when these change
-            self.ticker.note()
+
+    def follow(self, name: str, take_in: Callable[[Any], object], looked: float) -> None:
+        """Take this in before each tick from now on. looked: the time at which that was last done."""
+        self._looked = min(self._looked, looked) if self.followed else looked
+        self.followed[name] = take_in
+        self.ticker.note()
 
     def collect(self, writer: Any) -> None:
         """Take in what followed objects got since, without the writer's lock: such an object is held first, then the
-        writer. What fails is raised by the next call."""
+        writer. The user's next call raises what fails, and the next tick tries it again."""
+        if self.superseded or not self.followed:
+            return
+        began, failed = time.monotonic(), False
+        self._collecting.now = True
         try:
-            for take_in in [] if self.superseded else list(self.followed.values()):
-                take_in(writer)
-        except BaseException as error:
-            self._error = error
-            logger.exception("what the journal follows could not be taken in")
+            for name, take_in in list(self.followed.items()):
+                try:
+                    take_in(writer)
+                except BaseException as error:
+                    failed = True
+                    self._fail(error, "what the journal follows as %r could not be taken in", name)
+        finally:
+            self._collecting.now = False
+        self._missed = None if not failed else self._looked if self._missed is None else self._missed
+        self._looked = began
 
     def checkpoint(self, cuts: Sequence[Cut]) -> None:
         """A checkpoint is on its way, with all that was sent off."""
@@ -132,8 +149,13 @@ class Journal:
             if self.ticker.wanted and not self.superseded:  # else the same puts would fail again and again
                 self.send()
         except BaseException as error:
+            self._fail(error, "the journal could not flush; the next call of the writer raises the error")
+
+    def _fail(self, error: BaseException, *words: str) -> None:
+        """Keep the first error for the user's next call, or an interrupt."""
+        if self._error is None or not isinstance(error, Exception):  # an interrupt is told at once
             self._error = error
-            logger.exception("the journal could not flush; the next call of the writer raises the error")
+        logger.exception(*words)
 
     def surface(self) -> None:
         """Raise the thread's error; SupersededError if a newer session is known."""
@@ -141,6 +163,16 @@ class Journal:
         if (error := self._error) is not None:
             self._error = None
             raise error
+
+    @property
+    def collecting(self) -> bool:
+        """True in a thread that takes in what is followed: earlier errors are for the user's calls to raise."""
+        return getattr(self._collecting, "now", False)
+
+    def surface_missed(self) -> None:
+        """Raise the error if what is followed could not be taken in the last time."""
+        if self._missed is not None:
+            self.surface()
 
     # -- progress ------------------------------------------------------------------------------------------------------
 
@@ -166,7 +198,8 @@ class Journal:
         """The age of the oldest addition that is not durable, 0.0 if all are. Needs no lock."""
         ticks = dropwhile(lambda tick: tick.durable, list(self._pipeline.seals))
         oldest = next((tick.oldest for tick in ticks if tick.oldest is not None), self.ticker.oldest)
-        return 0.0 if oldest is None else max(time.monotonic() - oldest, 1e-6)
+        since = [one for one in (oldest, self._missed) if one is not None]
+        return max(time.monotonic() - min(since), 1e-6) if since else 0.0
 
     def _settle(self) -> None:
         """Take note of additions that have become durable."""

@@ -111,7 +111,7 @@ class Ticker:
     def __init__(self, within_s: float, work: Callable[[], None], heartbeat: Heartbeat) -> None:
         self.within_s = within_s
         self.oldest: float | None = None
-        self._latest = 0.0
+        self._flushed = self._latest = 0.0
         self._hurry: float | None = None  # the time since which the next flush is urgent
         self._lead_s = 0.0  # from the flush until additions are on their way to the store
         self._work = weakref.WeakMethod(work)
@@ -133,9 +133,11 @@ class Ticker:
             self.oldest = now
             self._wake()
 
-    def take(self) -> None:
-        """Take note that a flush was made."""
-        self.oldest = self._hurry = None
+    def take(self, oldest: float | None = None) -> None:
+        """Take note that a flush was made. oldest: the time of the oldest addition that may not be in it."""
+        self.oldest, self._hurry, self._flushed = oldest, None, time.monotonic()
+        if oldest is not None:
+            self._wake()
 
     def took(self, seconds: float) -> None:
         """Start the next flush earlier by the time the last one took."""
@@ -148,7 +150,7 @@ class Ticker:
     def late(self) -> bool:
         """True if the flush is overdue, because the thread did not get its turn."""
         oldest = self.oldest
-        return oldest is not None and time.monotonic() > self._due(oldest) + _LATE_S
+        return oldest is not None and time.monotonic() > self._due(max(oldest, self._flushed)) + _LATE_S
 
     def stop(self) -> None:
         """End the thread once its work is done. The wait is short, as the caller may hold a lock that it needs."""

@@ -37,7 +37,7 @@ class Buffer:
     """One buffer of a writer: `w.buffer("demo")`; the writer's own verbs are those of its main buffer.
 
     Code that keeps a live buffer in step with the archive holds this one by `exclusive()`, and uses beside the verbs
-    `declare`, `next_position`, `live_runs` and `append_parts`; and memory for what it appends as `owned`,
+    `declare`, `next_position`, `live_runs`, `append_parts` and `undone`; and memory for what it appends as `owned`,
     `empty(shape, dtype)`, which is reused where possible: new pages cost more than the copy. So is
     `column(shape, dtype)`, for the copies of a checkpoint.
     """
@@ -410,6 +410,11 @@ class Buffer:
                 yield self
             finally:
                 self._changes.joined = within
+
+    def undone(self, put_back: Callable[[Any], object], before: Any) -> None:
+        """Have `put_back(before)` called if the calls within `exclusive()` are undone: for what its user knows of this
+        buffer. It may be called twice."""
+        self._changes.also(put_back, before)
 
     @contextmanager
     def together(self) -> Iterator[None]:

@@ -55,7 +55,7 @@ class Changes:
         self._pipeline = pipeline
         self._check = check
         self._surface = surface
-        self._marks: list[tuple[Callable[[Any], None], Any]] = []
+        self._marks: list[tuple[Callable[[Any], object], Any]] = []
         self._wait = True
         self._ready: list[Work] = []
         self._held = 0  # the number of ready works before the call
@@ -81,7 +81,7 @@ class Changes:
     def __enter__(self) -> None:
         if not self.joined:
             self._held = len(self._ready)
-            marks = []
+            marks: list[tuple[Callable[[Any], object], Any]] = []
             for mark, cut_back in self.parts:
                 marks.append((cut_back, mark()))
             self._marks = marks
@@ -108,6 +108,11 @@ class Changes:
             cut_back(mark)
         self._marks = []
         self.joined = False
+
+    def also(self, cut_back: Callable[[Any], object], mark: Any) -> None:
+        """Call `cut_back(mark)` too if several calls that act as one are undone. It may be called twice."""
+        if self.joined:
+            self._marks.append((cut_back, mark))
 
     def settle(self) -> None:
         """Undo what an interrupted call has left. ClosedError if that is impossible."""

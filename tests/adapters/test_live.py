@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import time
 import uuid
 from typing import Any
 
@@ -13,9 +14,9 @@ import pytest
 
 import archive
 import resharding
-from archive.adapters import Item, Saved, Tracked, appended, kept_items, live, part_of, states_of
-from archive.base.errors import CorruptStateError, NotFoundError
-from tests.support.ticks import NEVER_S, journal
+from archive.adapters import Item, LiveBuffer, Saved, Tracked, appended, kept_items, live, part_of, states_of
+from archive.base.errors import CorruptStateError, NotFoundError, UsageError
+from tests.support.ticks import NEVER_S, abandoned, journal, recovered
 
 
 class Ring:
@@ -169,6 +170,136 @@ def test_the_newest_state_is_found_with_its_rank(gone: int) -> None:
     assert state["array"].tolist() == [0, 1, 2]
     assert state["random"] == random.Random(3).getstate()
     assert states_of(share, "elsewhere") == {}
+
+
+# -- what fails --------------------------------------------------------------------------------------------------------
+
+
+class Row(LiveBuffer):
+    """A buffer of one row of steps, which fails when it is told to: before it has appended, or after."""
+
+    system = "row"
+    _known: Tracked[int] = Tracked()
+
+    def __init__(self, name: str = "replay") -> None:
+        super().__init__(name)
+        self.length, self.fails, self.looks = 0, "", 0
+
+    @property
+    def held(self) -> int:
+        return self.length
+
+    def append(self, part: Any) -> Saved:
+        self.looks += 1
+        if self.fails == "before":
+            raise OSError("not now")
+        known = self._known.of(self, part) or 0
+        if self.length > known:
+            part.append({"x": np.arange(known, self.length)}, env_ids=0)
+        self._known.keep(self, part, self.length)
+        if self.fails == "after":
+            raise OSError("not now")
+        if self.fails == "interrupt":
+            raise KeyboardInterrupt
+        return Saved({"priority": np.arange(self.length) + 0.5}, state={"system": self.system, "length": self.length})
+
+    prepared = put = lambda self, *given: None  # type: ignore[assignment]
+
+
+def followed(*rows: Row) -> Any:
+    w = writer(journal_s=NEVER_S)
+    for row in rows:
+        w.buffer(row.name)
+    live.follow(lambda: {row.name: row for row in rows}, w)
+    return w
+
+
+def in_the_background(w: Any) -> None:
+    """A tick as the journal's thread makes it."""
+    w._journal.ticker._wanted = w._journal.ticker.oldest
+    w._tick()
+    w._pipeline.wait_idle(60)
+
+
+def durable(w: Any, row: Row) -> int:
+    return int(dict(w.durable_until.positions).get((row.name, 0), 0))
+
+
+def test_a_put_that_fails_once_does_not_end_following(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Row()
+    w, real, failed = followed(row), type(writer()._storage).create_once, list[str]()
+
+    def flaky(self: Any, key: str, *args: Any, **options: Any) -> Any:
+        if key.startswith("journal/") and not failed:
+            failed.append(key)
+            raise OSError("slow down")
+        return real(self, key, *args, **options)
+
+    monkeypatch.setattr(type(w._storage), "create_once", flaky)
+    for row.length in (3, 5, 8):
+        in_the_background(w)
+    w._pipeline.wait_idle(60)
+    assert failed
+    assert durable(w, row) == 8
+    assert recovered(w).column("priority", 0).tolist() == [n + 0.5 for n in range(8)]
+
+
+@pytest.mark.parametrize("fails", ["before", "after", "interrupt"])
+def test_a_look_that_fails_is_told_is_made_again_and_journals_nothing(fails: str) -> None:
+    row, other = Row(), Row("other")
+    w = followed(row, other)
+    row.length, other.length = 2, 2
+    w.sync()
+    row.length, row.fails, other.length, began = 4, fails, 4, time.monotonic()
+    in_the_background(w)
+    w.commit()  # without a look
+    assert (durable(w, row), durable(w, other)) == (2, 4)
+    assert w.durable_until.seconds_behind >= time.monotonic() - began > 0
+    with pytest.raises(KeyboardInterrupt if fails == "interrupt" else OSError):
+        w.sync()
+    held = archive.open(w._storage.url).recover()
+    assert held is not None
+    assert held.column("priority", 0).tolist() == [0.5, 1.5]
+    (state,) = states_of(resharding.plan(held, world_size=1).share(0).buffer("replay"), "row").values()
+    assert state["length"] == 2
+    row.fails = ""
+    in_the_background(w)
+    assert w.durable_until.seconds_behind < time.monotonic() - began
+    assert durable(w, row) == row.length == 4
+    assert recovered(w).column("priority", 0).tolist() == [0.5, 1.5, 2.5, 3.5]
+
+
+def test_a_close_tells_what_it_could_not_take_in() -> None:
+    row = Row()
+    w = followed(row)
+    row.length, row.fails = 3, "before"
+    with pytest.raises(OSError, match="not now"):
+        w.close()
+
+
+def test_commits_in_between_do_not_put_a_look_off() -> None:
+    row = Row()
+    w = followed(row)
+    began = w._journal.ticker.oldest
+    w.sync()
+    looked = w._journal.ticker.oldest
+    assert looked > began
+    row.length = 3
+    w.commit()
+    w.upload()
+    assert w._journal.ticker.oldest == looked
+    abandoned(w)
+
+
+def test_a_sync_among_calls_that_belong_together_is_refused() -> None:
+    row = Row()
+    w = followed(row)
+    row.length = 3
+    with w.together(), pytest.raises(UsageError, match="after the block"):
+        w.sync()
+    w.sync()
+    assert durable(w, row) == 3
+    abandoned(w)
 
 
 # -- the state as JSON -------------------------------------------------------------------------------------------------

@@ -120,6 +120,7 @@ class RLinfBuffer(LiveBuffer):
         known = kept_items(part, _tracked.of(self.buffer, part) or {}, found, add)
         _tracked.keep(self.buffer, part, known)
         if watch := _watches.get(self.buffer):
+            part.undone(watch.given.update, dict(watch.given))
             watch.given.clear()
         state = _state(self.buffer, numbers, index, known)
         tick = state | {"ids": np.array(list(known), np.int64), "lost": {}}  # those only grow

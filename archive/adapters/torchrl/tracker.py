@@ -339,6 +339,7 @@ def append(part: Buffer, parts: Parts, asked: Keys, *, verify: bool) -> Appended
     cells = cells_of(parts)
     with part.exclusive(bounded=False) as inner:
         tracker = tracker_of(parts.storage, inner)
+        inner.undone(vars(tracker).update, dict(vars(tracker)))  # arrays are replaced before they are changed
         for env in tracker.to_close:
             inner.close_episodes([env], reason="resumed")
         if verify or not tracker.idle(cells) or tracker.asked != asked:

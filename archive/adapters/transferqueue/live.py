@@ -8,6 +8,7 @@ import math
 import uuid
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -362,7 +363,9 @@ class Queue(LiveBuffer):
             if EMPTY not in there:
                 part.add_episode({SYSTEM: {"empty": np.zeros(1)}}, episode_id=EMPTY, replace=True)
         part.remove([one for one in there - ids if is_ours(one)])
-        known, _known[part] = _known.get(part, {}), held
+        known = _known.get(part, {})
+        part.undone(partial(_known.__setitem__, part), known)
+        _known[part] = held
         attributes: dict[str, dict[str, Any]] = {name: {} for name in ATTRIBUTES}
         for index, one in held.items():
             if index in fresh or one.attributes["consumed"] != known[index].attributes["consumed"]:

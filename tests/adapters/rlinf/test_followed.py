@@ -15,6 +15,7 @@ import pytest
 import archive
 import resharding
 from archive.adapters import rlinf
+from archive.adapters.rlinf.live import RLinfBuffer
 from tests.support import rlinf_objects as objects
 from tests.support.kills import code_of, forked
 from tests.support.rlinf_objects import assert_same
@@ -49,6 +50,38 @@ def followed_state(made: Any) -> dict[str, Any]:
     """What comes back: all but what RLinf has dropped, or computes anew."""
     known = objects.plain_state(made)
     return {key: known[key] for key in ("counter", "seed", "generator", "cache", "held")}
+
+
+def test_a_trajectory_that_cannot_be_read_is_awaited_and_no_other_is_added_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, other = objects.buffer(cache=8), objects.buffer(cache=8)
+    made.add_trajectories([objects.trajectory(n, steps=4) for n in range(2)])
+    w, real = opened().writer(0, 1, journal_s=NEVER_S), RLinfBuffer._tree
+    rlinf.follow(made, w)
+    w.sync()
+
+    def tree(self: Any, number: int, *args: Any) -> Any:
+        if number == 4:
+            raise OSError("half a file")
+        return real(self, number, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RLinfBuffer, "_tree", tree)
+        made.add_trajectories([objects.trajectory(n, steps=4) for n in (2, 3, 4)])
+        for _ in range(3):
+            with pytest.raises(OSError, match="half a file"):
+                w.sync()
+            assert w.live.num_rows == 2
+        w.commit()
+    rlinf.restore(other, recovered(w), rank=0)
+    assert (other._trajectory_id_list, other._trajectory_counter) == ([0, 1], 2)
+    w.sync()
+    found = recovered(w)
+    rlinf.restore(other, found, rank=0, existing="replace")
+    assert len(found.episodes) == len(made._flat_trajectory_cache.cache)
+    assert_same(trees(made), trees(other))
+    assert_same(followed_state(made), followed_state(other))
 
 
 @pytest.mark.parametrize("saved_first", [True, False])

@@ -15,8 +15,11 @@ import pytest
 import archive
 import resharding
 from archive.adapters import torchrl
+from archive.adapters.torchrl import states
+from archive.adapters.torchrl.cells import TensorCells
+from archive.adapters.torchrl.lists import ListCells
 from tests.support.kills import code_of, forked
-from tests.support.ticks import NEVER_S, abandoned
+from tests.support.ticks import NEVER_S, abandoned, recovered
 from tests.support.torchrl_buffers import assert_same_samples, buffer, contents, rectangle, same, steps
 
 import torch  # isort: skip
@@ -190,6 +193,43 @@ def test_what_cannot_be_taken_in_is_raised_by_the_next_call() -> None:
     with pytest.raises(archive.ArchiveError, match="cannot be saved"):
         w.add_episode({"x": torch.zeros(1)})
     abandoned(w)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_look_that_fails_leaves_nothing_and_the_next_has_all(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the steps were appended: neither the writer nor the tracker has them, and no other step is read again."""
+    arc, rb, other = opened(), KINDS[kind](0), KINDS[kind](1)
+    w = arc.writer(0, 1, journal_s=NEVER_S)
+    train(rb, 0, 30)
+    torchrl.follow(rb, w)
+    w.sync()
+    was, before = rb[:].clone(), w.live.to_pydict()
+    train(rb, 30, 14)
+    with monkeypatch.context() as patch:
+        patch.setattr(states, "writer_state", lambda parts: (_ for _ in ()).throw(OSError("once")))
+        with pytest.raises(OSError, match="once"):
+            w.sync()
+    assert w.live.to_pydict() == before
+    w.commit()
+    torchrl.restore(back := KINDS[kind](2), recovered(w), rank=0)
+    assert same(back[:], was)
+    read = tracked_cells(monkeypatch)
+    w.sync()
+    assert 0 < len(set(read)) <= 14
+    torchrl.restore(other, recovered(w), rank=0)
+    assert same(other[:], rb[:])
+    assert (other._writer._cursor, other.write_count) == (rb._writer._cursor, rb.write_count)
+
+
+def tracked_cells(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The cells that are read from now on."""
+    read: list[int] = []
+    for kind in (TensorCells, ListCells):
+        real = kind.read
+        monkeypatch.setattr(
+            kind, "read", lambda self, chosen, real=real: read.extend(chosen.tolist()) or real(self, chosen)
+        )
+    return read
 
 
 def test_a_writer_without_a_journal_follows_nothing() -> None:
