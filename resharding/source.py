@@ -23,10 +23,11 @@ from archive.arrays import (
     spans,
     sums,
 )
-from archive.base import NotFoundError, UsageError, cached_property
+from archive.base import ColumnError, NotFoundError, UsageError, cached_property
 from archive.checkpoint import Checkpoint
 from archive.fields import dtypes
 from archive.read import Episodes, Spans
+from archive.saved import common
 from archive.tables import among
 
 
@@ -97,31 +98,31 @@ class SourceBuffer:
         """The values of a column at some of these ranges, in their order, fetched once for each source rank."""
         ck = self.checkpoint
         steps, begins = pieces.length, offsets_of(pieces.length)
-        parts: list[tuple[Ints, np.ndarray[Any, Any]]] = []  # where values stand among all, values
-        for source_rank in np.unique(pieces["rank"][steps > 0]).tolist():
+        ranks = np.unique(pieces["rank"][steps > 0]).tolist()
+        columns = {rank: ck.column_ref(name, rank, self.name) for rank in ranks or self._having(name)}
+        kind = common((column.dtype, column.shape) for column in columns.values())
+        if kind is None:
+            known = ", ".join(f"{rank}: {column.dtype} {[*column.shape]}" for rank, column in columns.items())
+            raise ColumnError(
+                f"column {name!r} of buffer {self.name!r} has dtypes or shapes of which none holds all values (rank "
+                f"{known}); read those of one rank with checkpoint.column(name, rank), or plan for as many ranks"
+            )
+        out = np.empty((int(begins[-1]), *dtypes.given_shape(*kind)), dtypes.to_numpy(kind[0]))
+        for source_rank in ranks:
             mine = np.flatnonzero((pieces["rank"] == source_rank) & (steps > 0))
             wanted = spans(pieces["at"][mine], steps[mine])
             begin, stop = merge_runs(pieces["at"][mine], pieces["at"][mine] + steps[mine])
-            column = ck.column_ref(name, source_rank, self.name)
+            column = columns[source_rank]
             runs = list(zip(begin.tolist(), stop.tolist(), strict=True))
             values = np.concatenate(ck.file(column).column_rows(column, runs))
             run = group_of(begin, wanted)
-            rows = values[wanted - begin[run] + offsets_of(stop - begin)[run]]
-            parts.append((spans(begins[mine], steps[mine]), rows))
-        if not parts:
-            return self._no_rows(name)
-        out = np.empty((int(begins[-1]), *parts[0][1].shape[1:]), np.result_type(*(rows.dtype for _, rows in parts)))
-        for places, rows in parts:
-            out[places] = rows
+            out[spans(begins[mine], steps[mine])] = values[wanted - begin[run] + offsets_of(stop - begin)[run]]
         return out
 
-    def _no_rows(self, name: str) -> np.ndarray[Any, Any]:
-        """No values, of the column's dtype and shape as any rank has it."""
+    def _having(self, name: str) -> list[int]:
+        """The first rank that has a column: of which kind its values are where there are none."""
         ck = self.checkpoint
-        columns = (ck.staged(rank).index.columns.get(self.name, {}).get(name) for rank in ck.ranks)
-        column = next(one for one in columns if one is not None)
-        trailing = len(dtypes.stored_trailing(column.dtype, ()))  # axes that the user did not give
-        return np.zeros((0, *column.shape[: len(column.shape) - trailing]), dtypes.to_numpy(column.dtype))
+        return [next(rank for rank in ck.ranks if name in ck.staged(rank).index.columns.get(self.name, {}))]
 
     @cached_property
     def units(self) -> Steps:

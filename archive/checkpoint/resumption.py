@@ -45,14 +45,13 @@ def same_rank(source: Checkpoint, rank: int) -> Resume:
     return Resume(rank, source.world_size, source.run, buffers, *taken)
 
 
-def column_kinds(source: Checkpoint, buffer: str, ranks: Sequence[int]) -> dict[str, Kind]:
-    """The kinds that columns have in a buffer with steps of these ranks."""
+def column_kinds(source: Checkpoint, buffer: str, ranks: Sequence[int]) -> dict[str, set[Kind]]:
+    """The kind that each column has in a buffer with steps of these ranks; several if none holds all values."""
     kinds: dict[str, set[Kind]] = {}
     for rank in ranks:
         for name, ref in source.staged(rank).index.columns.get(buffer, {}).items():
             kinds.setdefault(name, set()).add((ref.dtype, ref.shape))
-    each = ((name, common(of)) for name, of in kinds.items())
-    return {name: kind for name, kind in each if kind is not None}
+    return {name: of if (kind := common(of)) is None else {kind} for name, of in kinds.items()}
 
 
 def holders(source: Checkpoint) -> dict[str, int]:

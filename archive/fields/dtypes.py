@@ -31,6 +31,11 @@ def is_native(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in _NATIVE_KINDS and dtype.name not in ("float128", "complex256", "longdouble", "clongdouble")
 
 
+def is_number(dtype: np.dtype[Any]) -> bool:
+    """True if its values are booleans or numbers, also of few bits."""
+    return dtype.kind in _NATIVE_KINDS or dtype.name in ML_NAMES
+
+
 def logical_name(dtype: np.dtype[Any]) -> str:
     """The logical name of a numpy dtype (not of Python objects)."""
     if dtype.name in ML_NAMES:
@@ -123,6 +128,11 @@ def stored_trailing(logical: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     dtype = to_numpy(logical)
     plain = logical in ML_NAMES or dtype.kind in "OUmM" or is_native(dtype)
     return shape if plain else (*shape, dtype.itemsize)
+
+
+def given_shape(logical: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The trailing shape as the user gave it, of that of the stored array."""
+    return shape[: len(shape) - len(stored_trailing(logical, ()))]
 
 
 def from_torch(tensor: Any, *, where: str) -> np.ndarray[Any, Any]:

@@ -162,8 +162,8 @@ class Saying:
     def _known(self, inner: Buffer, name: str) -> set[Kind]:
         """The kinds of the values that a recovery may find of a column."""
         kinds = self._kinds.get((inner.name, name), {None})
-        taken = inner.column_kinds().get(name) if None in kinds else None
-        return {kind for kind in (*kinds, taken) if kind is not None}
+        taken = inner.column_kinds().get(name, ()) if None in kinds else ()
+        return {kind for kind in (*kinds, *taken) if kind is not None}
 
     def attributes(self, inner: Buffer, attributes: Mapping[str, Mapping[str, Any]]) -> None:
         """Add values of attributes of a buffer: name -> {episode id: JSON value}."""

@@ -71,29 +71,34 @@ def compacted(some: Sequence[Values]) -> list[Values]:
 
 
 def common(kinds: Iterable[Kind]) -> Kind | None:
-    """The kind that holds values of all these, as those of several ranks come to one: numpy's for numbers. None if
-    there is none, or no kind."""
+    """The kind that holds values of all these, as those of several ranks come to one; None if there is none, or no
+    kind. Numbers and strings have none."""
     distinct = set(kinds)
     if len(distinct) == 1:
         return distinct.pop()
-    names, shapes = {dtype for dtype, _ in distinct}, {shape for _, shape in distinct}
-    numeric = all(name in dtypes.ML_NAMES or dtypes.is_native(dtypes.to_numpy(name)) for name in names)
+    shapes = {dtypes.given_shape(*kind) for kind in distinct}
+    each = [dtypes.to_numpy(name) for name, _ in distinct]
+    sorts = {"number" if dtypes.is_number(one) else "text" if one.kind in "OU" else one.kind for one in each}
+    if len(shapes) != 1 or len(sorts) != 1:
+        return None
     with suppress(TypeError):  # of dtypes that have none in common
-        if len(shapes) == 1 and numeric:
-            return dtypes.logical_name(np.result_type(*map(dtypes.to_numpy, names))), shapes.pop()
+        held = np.result_type(*each)
+        name = "str" if held.hasobject else dtypes.logical_name(held)
+        return name, dtypes.stored_trailing(name, shapes.pop())
     return None
 
 
 def alike(some: Sequence[Values]) -> list[Values]:
     """The same values in their common kind; as they are if there is none."""
     kind = common(one.kind for one in some)
-    return [one if kind in (None, one.kind) else _as_kind(one, *kind) for one in some]
+    return [one if kind is None or one.kind == kind else _as(one, kind[0]) for one in some]
 
 
-def _as_kind(values: Values, dtype: str, shape: tuple[int, ...]) -> Values:
-    given = dtypes.from_stored(values.column.array, values.column.dtype)
-    stored, _ = dtypes.to_stored(given.astype(dtypes.to_numpy(dtype)))
-    return Values(Column(stored, dtype), values.steps, values.streams)
+def _as(values: Values, dtype: str) -> Values:
+    array = values.column.array
+    if array.dtype != object:  # strings are stored the same whatever their dtype
+        array, _ = dtypes.to_stored(dtypes.from_stored(array, values.column.dtype).astype(dtypes.to_numpy(dtype)))
+    return Values(Column(array, dtype), values.steps, values.streams)
 
 
 def fill(wanted: Steps, numbers: Mapping[Stream, int], given: Sequence[Values]) -> tuple[Column, Mask]:

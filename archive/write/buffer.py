@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace as replaced
 from typing import TYPE_CHECKING, Any, Self
@@ -58,7 +58,7 @@ class Buffer:
         self.streams = Streams()
         self.live_set = LiveSet((place.session, place.rank), journaled=journaled)
         self.losses = Losses()
-        self.column_kinds: Callable[[], Mapping[str, Kind]] = dict  # name -> kind of the values that were taken over
+        self.column_kinds: Callable[[], Mapping[str, Collection[Kind]]] = dict  # of values that were taken over
         self.cuts = 0  # how many checkpoints it was copied for
         self._segment_rows = SegmentRows(name, place, self.streams.records, ids)
         self._step_weights = StepWeights()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -428,7 +428,9 @@ class BufferResume:
     dropped: Mapping[str, Mapping[str, int]] = field(
         default_factory=dict
     )  # reason -> episodes, steps that the plan left behind
-    column_kinds: Callable[[], Mapping[str, Kind]] = field(default=dict, compare=False)  # of values of its steps
+    column_kinds: Callable[[], Mapping[str, Collection[Kind]]] = field(
+        default=dict, compare=False
+    )  # of values of its steps
 
 
 @dataclass(frozen=True)
