@@ -78,6 +78,24 @@ def from_stored(stored: np.ndarray[Any, Any], logical: str) -> np.ndarray[Any, A
         ) from e
 
 
+def check_stored(stored: np.ndarray[Any, Any], logical: str) -> None:
+    """CorruptManifestError unless the rows could be the stored form of a logical dtype."""
+    dtype, texts = to_numpy(logical), logical in ("str", "json")
+    if dtype.kind == "U" or texts:
+        plain = np.dtype(object)
+    elif dtype.kind in "mM":
+        plain = np.dtype("<i8")
+    elif logical in ML_NAMES:
+        plain = np.dtype(f"u{dtype.itemsize}")
+    else:
+        plain = dtype.newbyteorder("<") if is_native(dtype) else np.dtype(np.uint8)
+    none = dtype.subdtype is not None or dtype.kind == "T" or (dtype.itemsize == 0 and dtype.kind != "U")
+    wide = stored_trailing(logical, ())
+    shape = stored.shape[1:]
+    if none or (dtype.hasobject and not texts) or stored.dtype != plain or shape[len(shape) - len(wide) :] != wide:
+        raise CorruptManifestError(f"rows stored as {stored.dtype}{list(shape)} are said to be {logical!r:.80}")
+
+
 def _viewed(stored: np.ndarray[Any, Any], logical: str) -> np.ndarray[Any, Any]:
     dtype = to_numpy(logical)
     if dtype.kind == "U":
@@ -118,7 +136,7 @@ def to_numpy(logical: str) -> np.dtype[Any]:
             return small
         if logical.startswith("["):
             return np.dtype([tuple(_descr(part)) for part in json.loads(logical)])
-        return _structured(json.loads(logical)) if logical.startswith("{") else np.dtype(logical)
+        return _structured(json.loads(logical)) if logical.startswith("{") else np.dtype(_undivided(logical))
     except (TypeError, ValueError, AttributeError, LookupError, RecursionError) as e:
         raise CorruptManifestError(f"unknown dtype {logical!r:.200} in a schema; a newer library may know it") from e
 
@@ -204,8 +222,16 @@ def _view(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, 
 def _descr(part: list[Any]) -> list[Any]:
     """One entry of a structured dtype's description: JSON made its tuples into lists."""
     name, kind, *rest = part
-    kind = [tuple(_descr(p)) for p in kind] if isinstance(kind, list) else kind
+    kind = [tuple(_descr(p)) for p in kind] if isinstance(kind, list) else _undivided(kind)
     return [name, kind, *(tuple(r) for r in rest)]
+
+
+def _undivided(name: str) -> str:
+    """The name of a dtype; ValueError if it has a divided unit of time: numpy ends the process at "<M8[s/0]", and
+    writes none."""
+    if "/" in name:
+        raise ValueError(f"{name!r:.80} has a divided unit")
+    return name
 
 
 def _structured_name(dtype: np.dtype[Any]) -> str:

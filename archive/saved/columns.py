@@ -20,7 +20,7 @@ from archive.write import Column, Kind, Stream
 
 Array = np.ndarray[Any, Any]
 _MOST_STRETCHES = 16  # that a tick names one by one
-_MOST = 2**60
+_MOST = 2**40  # steps of a stream or of a column: more than there can be
 
 
 class Values(NamedTuple):
@@ -59,7 +59,10 @@ def newest(some: Sequence[Values]) -> Values:
     """The newest value of each step, of several of one kind from the oldest to the newest."""
     streams = tuple(dict.fromkeys(stream for one in some for stream in one.streams))
     array, steps = _on_top(some, {stream: number for number, stream in enumerate(streams)})
-    return Values(Column(array[spans(steps["at"], steps.length)], some[0].column.dtype), in_order(steps), streams)
+    count = steps.length
+    # Rows of no bytes are all the same, and there may be very many: no memory is made for their numbers.
+    rows = array[spans(steps["at"], count)] if array.size else array[: int(count.sum())]
+    return Values(Column(rows, some[0].column.dtype), in_order(steps), streams)
 
 
 def compacted(some: Sequence[Values]) -> list[Values]:

@@ -15,6 +15,7 @@ from archive.base import (
     ByteRange,
     CorruptChunkError,
     CorruptStateError,
+    FieldError,
     IntegrityError,
     MissingObjectError,
     UsageError,
@@ -281,6 +282,15 @@ class TickObject(SavedObject[TickIndex]):
         """The number of its bytes."""
         return len(self._data)
 
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except CorruptStateError:
+            raise
+        except (IntegrityError, FieldError, MissingObjectError) as e:
+            raise CorruptStateError(f"the columns in {self.where} are damaged: {e}; {TickIndex.REMEDY}") from e
+
     def _get(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         return [self._data[one.start : one.stop] for one in ranges]
 
@@ -296,7 +306,8 @@ class TickObject(SavedObject[TickIndex]):
     def values(self) -> dict[str, dict[str, Values]]:
         """The values of its columns, by buffer and name."""
         columns = self.index.columns
-        return {b: {name: self._values(one) for name, one in of.items()} for b, of in columns.items()}
+        with self._told():
+            return {b: {name: self._values(one) for name, one in of.items()} for b, of in columns.items()}
 
     @cached_property
     def _view(self) -> ShardView:
@@ -308,7 +319,9 @@ class TickObject(SavedObject[TickIndex]):
         if column.ranges is not None:
             ranges = self._array(column.ranges, 2 * sum(count for *_, count in column.streams))
         steps, streams = stretches_of(column, ranges, self.where)
-        return Values(Column(self._array(column.array, int(steps.length.sum())), column.dtype), steps, streams)
+        array = self._array(column.array, int(steps.length.sum()))
+        dtypes.check_stored(array, column.dtype)
+        return Values(Column(array, column.dtype), steps, streams)
 
     def _array(self, path: str, count: int) -> Array:
         """An array of so many rows; CorruptStateError, before any is read, if it has others."""

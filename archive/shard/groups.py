@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Chunks = Mapping[str, Buffer]  # member name -> stored bytes
 
-_MOST_IN_A_CHUNK = 1 << 48  # items: more than any machine holds
+_MOST_ITEMS = 1 << 48  # of an array or a chunk: more than any machine holds
 _BETWEEN = ((), ("zstd",), ("gzip",))  # codecs after the first, before the checksum
 
 
@@ -182,8 +182,8 @@ class _ArrayNode(Record):
 
     def __post_init__(self) -> None:
         chunk = self.chunk_grid.configuration.chunk_shape
-        for shape in (self.shape[1:], chunk):
-            if math.prod(max(1, n) for n in shape) > _MOST_IN_A_CHUNK:
+        for shape in (self.shape, chunk):
+            if math.prod(max(1, n) for n in shape) > _MOST_ITEMS:
                 raise MisshapenError(f"its shape {list(shape)} is beyond what can be")
         names = [codec.name for codec in self.codecs]
         first = "vlen-utf8" if self.data_type == TEXTS else "bytes"

@@ -191,7 +191,8 @@ def test_what_cannot_be_stored_is_refused_by_name(bad: Any, message: str) -> Non
 
 
 def test_unknown_dtype_of_a_newer_library_is_an_error() -> None:
-    for name in ("float3_e1", "bogus", "[[", '{"names": ["a"]}', '[["x", "bogus"]]'):
+    divided = ("<M8[s/0]", '[["x", "<m8[D/4294967296]"]]', '[["x", [["y", "<M8[s/0]"]]]]')  # which end the process
+    for name in ("float3_e1", "bogus", "[[", '{"names": ["a"]}', '[["x", "bogus"]]', *divided):
         with pytest.raises(CorruptManifestError, match="unknown dtype"):
             dtypes.to_numpy(name)
 
