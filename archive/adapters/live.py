@@ -29,7 +29,7 @@ from archive.adapters.common import (
 )
 from archive.arrays import Ints
 from archive.base import CorruptStateError, UsageError
-from archive.checkpoint import Checkpoint, Pending
+from archive.checkpoint import Checkpoint, Checkpoints, Pending
 from archive.fields import trees
 from archive.write import Buffer
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 STATE = "live_state"  # the attribute in which a journal keeps a buffer's state, at one of its episodes
 Known = TypeVar("Known")
+_WRITER = ("session", "stream_rank")
 Units = frozenset[tuple[int, int, int, str]]  # runs of live steps of one episode: env row, position, steps, episode id
 
 
@@ -227,6 +228,7 @@ class Said:
         self._attributes: Mapping[str, Mapping[str, Any]] = {}
         self._state: str | None = None
         self._holder = ""  # the episode that has the state
+        self._number = 0  # of states; a recovery may bring an episode back that had an earlier one
         self._cuts = -1  # checkpoints of the buffer so far: each is what later ticks are added to
 
     def journal(self, writer: Writer, part: Buffer, saved: Saved) -> None:
@@ -243,7 +245,8 @@ class Said:
                 attributes[name] = new
         if holder and (state, holder) != (self._state, self._holder):
             gone = {self._holder: None} if self._holder in ids else {}
-            attributes[STATE] = gone | {holder: {"session": writer.session, "state": state}}
+            self._number += 1
+            attributes[STATE] = gone | {holder: {"session": writer.session, "number": self._number, "state": state}}
         part.journal(saved.columns, attributes)
         self._attributes = {name: dict(values) for name, values in saved.attributes.items()}
         self._state, self._holder, self._cuts = state, holder, part.cuts
@@ -283,20 +286,40 @@ def states_of(part: ShareBuffer, system: str) -> dict[int, Any]:
 
 def _recovered(ck: Checkpoint, rank: int, name: str) -> Any:
     """The state of a rank when its journal ended; an error if the journal has steps that no state knows of."""
-    given = ck.attributes(rank, name).get(STATE, {}).values()
-    found = [one for one in given if isinstance(one, Mapping) and one.get("session") == ck.session]
-    if len(found) == 1:
-        return _from_text(found[0].get("state"), f"buffer {name!r} of rank {rank} of checkpoint {ck.name!r}")
-    recovered, began = ck.record.recovered, ck.staged(rank).index.resumed_from
-    assert recovered is not None
-    tail, live = recovered.tails.get(rank), ck.live
-    said_nothing = (tail is None or not tail.objects) and recovered.base != began
-    mine = (np.asarray(live["rank"]) == rank) & (np.asarray(live["buffer"].cast("string"), object) == name)
-    if said_nothing or not mine.any():
+    recovered = ck.record.recovered
+    if recovered is None:
         return ck.state(rank, name)
+    given = ck.attributes(rank, name).get(STATE, {}).values()
+    states = [one for one in given if isinstance(one, Mapping) and one.get("session") == ck.session]
+    newest = max(states, key=_number, default=None)
+    if newest is not None and sum(_number(one) == _number(newest) for one in states) == 1:
+        return _from_text(newest.get("state"), f"buffer {name!r} of rank {rank} of checkpoint {ck.name!r}")
+    tail, live = recovered.tails.get(rank), _live_rows(ck, rank, name)
+    said_nothing = (tail is None or not tail.objects) and recovered.base != ck.staged(rank).index.resumed_from
+    if said_nothing or not live:
+        return ck.state(rank, name)
+    began = None if recovered.base is None else Checkpoints(ck.snapshot.storage, ck.commit).at_commit(recovered.base)
+    if began is not None and rank in began.ranks and _live_rows(began, rank, name) == live:
+        return _recovered(began, rank, name)  # nothing came after it
     base = recovered.name or "none"
     raise UsageError(
         f"checkpoint {ck.name!r} was recovered from journals, and the saved state of this buffer knows nothing of what "
         f"came after checkpoint {base!r}: restore that one, by resharding.plan(arc.checkpoints[{base!r}], "
         "world_size=..., tails='ignore'); what came later stays in the archive"
     )
+
+
+def _number(state: Mapping[str, Any]) -> int:
+    """The number of a journaled state; -1 of one that has none, from an earlier version."""
+    number = state.get("number")
+    return number if isinstance(number, int) else -1
+
+
+def _live_rows(ck: Checkpoint, rank: int, name: str) -> Units:
+    """The live steps of a rank's buffer, by the streams that wrote them."""
+    rows = ck.live.filter(
+        (np.asarray(ck.live["rank"]) == rank) & (np.asarray(ck.live["buffer"].cast("string"), object) == name)
+    )
+    writers = [f"{session}/{of}" for session, of in zip(*(rows[k].to_pylist() for k in _WRITER), strict=True)]
+    env, lo, hi = (np.asarray(rows[key]) for key in ("stream_env", "lo", "hi"))
+    return units_of(env, lo, hi - lo, writers)

@@ -172,6 +172,27 @@ def test_the_newest_state_is_found_with_its_rank(gone: int) -> None:
     assert states_of(share, "elsewhere") == {}
 
 
+@pytest.mark.parametrize(
+    ("numbers", "expected"), [((None,), 0), ((None, 3), 1), ((9, 10), 1), ((10, 9), 0), ((None, None), None)]
+)
+def test_the_state_of_the_highest_number_counts(numbers: tuple[int | None, ...], expected: int | None) -> None:
+    """Those that were written without a number are the oldest."""
+    one = Followed()
+    states = [
+        {"session": "one", "state": live._as_text({"system": "here", "place": place})}
+        | ({} if number is None else {"number": number})
+        for place, number in enumerate(numbers)
+    ]
+    one.w.journal(attributes={live.STATE: dict.fromkeys(one.ids) | dict(zip(one.ids, states, strict=False))})
+    one.w.sync()
+    share = resharding.plan(one.recovered(), world_size=1).share(0)
+    if expected is None:
+        with pytest.raises(UsageError, match="knows nothing of what came after"):
+            states_of(share, "here")
+    else:
+        assert states_of(share, "here")[0]["place"] == expected
+
+
 # -- what fails --------------------------------------------------------------------------------------------------------
 
 

@@ -347,7 +347,7 @@ def _set_index(buffer: Any, kept: list[Numbered], state: Mapping[str, Any]) -> N
         buffer._trajectory_id_list = numbers
         buffer.size = len(numbers)
         buffer._total_samples = sum(entries[n]["num_samples"] for n in numbers)
-        buffer._trajectory_counter = int(state.get("counter", max(numbers, default=-1) + 1))
+        buffer._trajectory_counter = max(int(state.get("counter", 0)), max(numbers, default=-1) + 1)
         buffer._index_version = 1
 
 

@@ -84,6 +84,35 @@ def test_a_trajectory_that_cannot_be_read_is_awaited_and_no_other_is_added_twice
     assert_same(followed_state(made), followed_state(other))
 
 
+@pytest.mark.parametrize("cleared", [False, True])
+def test_the_newest_state_counts_though_the_episode_of_an_earlier_one_is_spared(cleared: bool) -> None:
+    """The training that its prompt had is undone, so a recovery keeps the episode, and the state that lay at it."""
+    made, other = objects.buffer(), objects.buffer()
+    w = opened().writer(0, 1, journal_s=NEVER_S)
+    prompts = w.ledger("prompts")
+    add(made, 0)
+    rlinf.save(made, w, step=1).result(60)
+    rlinf.follow(made, w)
+    prompts.draw(["k1"])
+    add(made, 3)
+    w.sync()
+    spared = w.live["episode_id"].to_pylist()[-1]
+    prompts.seal("k1", episode_id=spared)
+    prompts.train(["k1"])
+    if cleared:
+        made.clear()
+    add(made, 6, 9)
+    w.sync()
+    found = recovered(w)
+    assert spared in [one.id for one in found.episodes]
+    assert (spared in w.live["episode_id"].to_pylist()) is not cleared
+    rlinf.restore(other, found, rank=0)
+    assert other._trajectory_id_list == sorted(other._trajectory_id_list)
+    assert_same(objects.plain_state(made)["generator"], objects.plain_state(other)["generator"])
+    add(other, 12)
+    assert len(set(other._trajectory_id_list)) == len(other._trajectory_id_list) == len(found.episodes) + 1
+
+
 @pytest.mark.parametrize("saved_first", [True, False])
 @pytest.mark.parametrize("auto_save", [False, True])
 def test_the_same_buffer_comes_back(tmp_path: Path, auto_save: bool, saved_first: bool) -> None:

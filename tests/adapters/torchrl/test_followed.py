@@ -257,6 +257,38 @@ def test_a_journal_without_the_buffers_state_is_not_put_into_it() -> None:
     assert same(contents(other), contents(rb))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_job_that_died_again_before_the_journal_looked_at_its_buffer(kind: str, saved: bool) -> None:
+    """Its first tick says what the buffer holds; its state is that of the checkpoint that it went on from."""
+    arc, rb, other = opened(), KINDS[kind](0), KINDS[kind](1)
+    w = arc.writer(0, 1, session="0", journal_s=NEVER_S)
+    train(rb, 0, 50)
+    torchrl.save(rb, w, step=1).result(60) if saved else torchrl.follow(rb, w)
+    w.sync()
+    found = arc.refresh().checkpoints.latest if saved else recovered(w)
+    for session in "12":
+        share = resharding.plan(found, world_size=1).share(0)
+        w = arc.refresh().writer(resume=share, session=session, journal_s=NEVER_S)
+        w.sync()
+        found = recovered(w)
+    torchrl.restore(other, found, rank=0)
+    assert same(other[:], rb[:])
+    assert_same_samples(rb, other, 30, write=lambda b, i: b.extend(steps(500 + i, 2)))
+
+
+def test_a_tick_of_another_buffer_leaves_this_ones_state_as_it_was_saved() -> None:
+    arc, rb, other = opened(), buffer(40), buffer(40, seed=3)
+    w = arc.writer(0, 1, journal_s=NEVER_S)
+    rb.extend(steps(0, 12))
+    torchrl.save(rb, w, step=1).result(60)
+    w.buffer("demo").append(steps(500, 5), env_ids=7)
+    w.sync()
+    torchrl.restore(other, recovered(w), rank=0)
+    assert same(other[:], rb[:])
+    assert other._writer._cursor == rb._writer._cursor == 12
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_save_that_died_once_it_was_journaled(world_size: int) -> None:
     arc, rb = opened(), buffer(40)
