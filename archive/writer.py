@@ -150,6 +150,7 @@ class Writer(Buffer):
         the journal's thread, mostly, and never with the writer's lock. A name is followed once: the newest call counts.
 
         So what is followed is durable within `journal_s`, and by `sync()`; `durable_until.seconds_behind` is above 0.
+        The next call of the writer raises the error of `take_in`; the next tick calls it again.
         """
         with self._entered():
             journal = self._kept()
