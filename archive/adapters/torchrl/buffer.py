@@ -60,7 +60,7 @@ class TorchBuffer(LiveBuffer):
             "version": 1,
             "storage": found.state,
             "writer": states.writer_state(parts),
-            "extras": states.rest_of(parts, ()),
+            "extras": states.rest_of(parts, (), len(self._queue)),
         }
         for name, sampler in states.saved_samplers(parts).items():
             columns |= sampler.columns(found.live)

@@ -346,15 +346,16 @@ def _ranked(writer: Any, cells: Cells, placed: Ints) -> list[tuple[float, int]]:
 # -- the rest: random generator, transforms, prefetched batches ------------------------------------------------------
 
 
-def rest_of(parts: Parts, queue: Sequence[Any]) -> dict[str, Any]:
-    """The state of all that.  queue: the batches that are ready."""
+def rest_of(parts: Parts, queue: Sequence[Any], left_out: int = 0) -> dict[str, Any]:
+    """The state of all that.  queue: the batches that are ready.  left_out: how many of these are not in it."""
     rb = parts.rb
     return {
         "rng": None if rb._rng is None else {"device": str(rb._rng.device), "state": rb._rng.get_state()},
         "transform": dict(rb._transform.state_dict()) if rb._transform is not None else {},
         "batch_size": rb._batch_size,
         "consume_after_n_samples": rb._consume_after_n_samples,
-        "prefetch": {"capacity": int(rb._prefetch_cap), "queue": [to_state(batch) for batch in queue]},
+        "prefetch": {"capacity": int(rb._prefetch_cap), "queue": [to_state(batch) for batch in queue]}
+        | ({"left_out": left_out} if left_out else {}),
         "written": int(getattr(rb, "_prioritized_sampler_write_count", 0)),
     }
 
@@ -365,11 +366,11 @@ def restore_rest(parts: Parts, placed: Placement) -> tuple[int, list[str]]:
     if own:
         _restore_rng(rb, own.get("rng"))
         rb._batch_size, rb._consume_after_n_samples = own["batch_size"], own["consume_after_n_samples"]
-        dropped = _restore_queue(rb, own["prefetch"]["queue"])
+        dropped = _restore_queue(rb, own["prefetch"]["queue"]) + own["prefetch"].get("left_out", 0)
     else:
         _new_rng(rb, known, placed.share.seed, parts.name)
         rb._batch_size = rb._batch_size if rb._batch_size or not known else known[0]["batch_size"]
-        dropped = sum(len(s["prefetch"]["queue"]) for s in known)
+        dropped = sum(len(s["prefetch"]["queue"]) + s["prefetch"].get("left_out", 0) for s in known)
     notes = _restore_transform(rb, own, known)
     if "prioritized_sampler" in parts.samplers:
         rb._prioritized_sampler_write_count = own.get("written", int(rb.write_count))

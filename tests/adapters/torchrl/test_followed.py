@@ -339,3 +339,18 @@ def test_ticks_of_the_journals_own_thread_beside_training_and_saves() -> None:
     assert same(other[:], rb[:])
     assert priorities(other) == priorities(rb)
     assert (other._writer._cursor, other.write_count) == (rb._writer._cursor, rb.write_count)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_batches_that_were_drawn_ahead_are_counted_as_dropped(world: int) -> None:
+    w = opened().writer(journal_s=NEVER_S)
+    rb = buffer(40, sampler=SamplerWithoutReplacement(drop_last=False), prefetch=2)
+    rb.extend(steps(0, 20))
+    torchrl.follow(rb, w)
+    rb.sample()
+    waiting = len(rb._prefetch_queue)
+    w.sync()
+    plan = resharding.plan(recovered(w), world_size=world)
+    made = [torchrl.restore(buffer(40, prefetch=2), plan.share(rank)) for rank in range(world)]
+    assert waiting > 0
+    assert {report.counts["prefetched_batches_dropped"] for report in made} == {waiting}
