@@ -136,6 +136,8 @@ def _decided(
     held, chosen, protected = np.zeros(snapshot.rows, bool), _chosen(rows, asked), _protected(rows, asked)
     for commit in known.values():
         held[rows_held(snapshot, commit)] = True
+        if commit.checkpoint is not None and commit.live is not None:  # a resume goes on with these, live or not
+            held[_left_open(snapshot, commit.session, commit.checkpoint.sequences)] = True
     held_ids = rows.marked(held)
     reasons = [(HELD, held_ids), *protected, (NOT_ASKED, ~chosen)]
     may_go = chosen[rows.code] & (~rows.current if asked.episodes == SUPERSEDED else True)
@@ -223,13 +225,13 @@ def _running(snapshot: Snapshot) -> Mask:
     return out
 
 
-def _left_open(snapshot: Snapshot, session: str) -> Ints:
-    """The newest rows of open episodes, as a session sees them: it may go on with these."""
+def _left_open(snapshot: Snapshot, session: str, own: Mapping[int, int] | None = None) -> Ints:
+    """The newest rows of open episodes, as a session (up to the offsets `own`) sees them: it may go on with these."""
     import pyarrow.compute as pc
 
     ends = pc.or_(pc.fill_null(snapshot.columns(["last"])["last"], False), _text(snapshot, "reason").is_valid())
-    tails = EpisodeIndex(snapshot, branch=(session, None)).chains.lasts()
-    seen = ByWriter(snapshot.columns(ADDRESS)).seen(snapshot.branches.sight(session), tails)
+    tails = EpisodeIndex(snapshot, branch=(session, own)).chains.lasts()
+    seen = ByWriter(snapshot.columns(ADDRESS)).seen(snapshot.branches.sight(session, own), tails)
     out: Ints = tails[~ends.to_numpy()[tails] & seen]
     return out
 

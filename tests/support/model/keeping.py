@@ -158,7 +158,13 @@ def forget(world: World, rng: random.Random) -> None:
         saved.forgotten = True
     went = set(view) - shown
     assert shown <= set(view)
-    held = protected(world)
+    held = protected(world) | {
+        name
+        for saved in world.standing
+        for buffers in (saved.buffers if saved.replay else {}).values()
+        for one in buffers.values()
+        for name in one.open.values()  # a resume goes on with these, though no step may be live
+    }
     tagged = {name for _, shown in world.tags.values() for name in shown}
     assert not went & held, ("needed, and gone", went & held)
     if how in ("checkpoints", "superseded"):
