@@ -311,11 +311,12 @@ def _lack(
     """The reason that an episode is not complete: its first step is not live, or the last, or one between; "" if it is.
     live: the number of its live steps; begun: episode, env row and offset where ranges of live steps begin."""
     record, end = records[number], records.end(number)
-    stop = following.get(record.env_id, record.begin) if end is None else end.position
-    has_first = stop == record.begin or (number, record.env_id, record.begin) in begun
+    stop = following.get(record.env_id) if end is None else end.position
+    has_no_steps = not live if stop is None else stop == record.begin  # rows without an env have no next offset
+    has_first = has_no_steps or (number, record.env_id, record.begin) in begun
     if record.headless or not has_first:
         return "headless"
-    return "" if end is not None and not end.broken and live == stop - record.begin else "open"
+    return "" if end is not None and not end.broken and live == end.position - record.begin else "open"
 
 
 def column(name: str, value: Any, runs: Steps, records: EpisodeRecords, empty: Empty = np.empty) -> Column:

@@ -258,3 +258,21 @@ def test_a_partial_one_that_is_newer_than_all_whole_ones() -> None:
     assert kept == {"step-1": ("last 1", BUFFERS, NEWEST), "step-2": ("newer than the newest whole of its run",)}
     for w in writers:
         w.close()
+
+
+def test_an_episode_that_a_kept_checkpoint_has_open_stays_though_none_of_its_steps_is_live() -> None:
+    arc = fresh()
+    w = arc.writer(session="first")
+    w.append(steps(range(5)), env_ids=0, first=[True] + [False] * 4, episode_ids="open")
+    w.add_episode(steps(range(3)), episode_id="other")
+    w.evict(env_id=0, before=5)
+    kept = w.checkpoint(1).result()
+    w.close()
+    archive.open(arc.url).writer(session="second").close()  # does not go on from it, so it does not see the episode
+    arc.refresh().forget(keep=archive.Keep(last=1), episodes="unreferenced").commit()
+    arc = archive.open(arc.url)
+    assert "open" in arc.episodes.table["episode_id"].to_pylist()
+    with arc.writer(resume=arc.checkpoints.of("main").latest, session="third") as again:
+        again.append(steps(range(5, 8)), env_ids=0)
+    assert archive.open(arc.url).episodes["open"].length == 8
+    assert kept.number == arc.checkpoints.latest.number
