@@ -16,6 +16,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -159,8 +160,17 @@ WORKS: dict[str, Callable[[archive.Archive, Case, Log], None]] = {
 SIGNALS = {"killed": signal.SIGTERM, "exits": signal.SIGTERM, "interrupted": signal.SIGINT}
 
 
+def pressed_again(ignored: Any) -> None:
+    """Python drops an interrupt that comes while a weak reference of its own is cleared: a user presses again."""
+    if ignored.exc_type is KeyboardInterrupt and getattr(ignored.object, "__module__", "") == "weakref":
+        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(ignored)
+
+
 def child(case: Case) -> None:
     """The work of a case, in a process of its own."""
+    sys.unraisablehook = pressed_again
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL if case.end != "exits" else lambda number, frame: sys.exit(143))
     error = os.open(f"{case.folder}/stderr", os.O_WRONLY | os.O_CREAT)
