@@ -18,7 +18,7 @@ from tests.support.places import ROOT
 
 FIGURES = {
     "modules": 278,
-    "lines of the engine": 42_615,
+    "lines of the engine": 42_616,
     "modules that serve one sibling": 19,
     "modules named ...ing": 10,
     "records and protocols of the engine": 189,

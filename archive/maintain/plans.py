@@ -3,6 +3,7 @@ carried out."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -28,7 +29,7 @@ Table = tuple[str, Sequence[str], list[tuple[Any, ...]]]  # its title, its colum
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpkeepPlan:
+class UpkeepPlan(ABC):
     """A plan of what a verb of an archive will do, as of a commit. `commit()` does it; `made` is then the commit."""
 
     url: str
@@ -40,19 +41,19 @@ class UpkeepPlan:
     yet = ""  # says that nothing is done before `commit()`
 
     @property
+    @abstractmethod
     def empty(self) -> bool:
         """True if nothing goes."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def about(self) -> dict[str, Any]:
         """A summary of what goes, for people."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def tables(self) -> list[Table]:
         """The rows of what goes and what stays, for people."""
-        raise NotImplementedError
 
     @property
     def obstacles(self) -> tuple[str, ...]:

@@ -104,6 +104,15 @@ def test_a_resumed_episode_without_live_steps_goes_on_headless() -> None:
     assert dropped.discarded == {"headless": {"episodes": 1, "steps": 2}}
 
 
+def test_an_open_episode_of_no_env_row_whose_first_steps_left_is_headless() -> None:
+    with fresh().writer() as w:
+        w.add_episode(steps(range(5)), last=False)
+        w.add_episode(steps([5, 6]), last=False)
+        w.evict(-1, positions=np.array([0, 1]))
+        dropped = w.checkpoint(1, incomplete="drop").result().discarded
+    assert dropped == {"headless": {"episodes": 1, "steps": 3}, "open": {"episodes": 1, "steps": 2}}
+
+
 def test_an_episode_without_steps_is_live_until_it_is_removed() -> None:
     arc = fresh()
     with arc.writer() as w:

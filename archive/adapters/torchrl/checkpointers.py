@@ -26,16 +26,18 @@ class _Archives:
 
     def __init__(
         self,
-        storage_options: Any,
-        place: dict[str, Any],
-        run: str | None,
-        buffer: str,
-        existing: str,
-        options: Mapping[str, Any],
+        *,
+        storage_options: Any = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        run: str | None = None,
+        buffer: str = "replay",
+        existing: str = "replace",
+        **options: Any,
     ) -> None:
         common.check_option("existing", existing, common.EXISTING)
         self._storage_options = storage_options
-        self._place = place
+        self._place: dict[str, Any] = {"rank": rank, "world_size": world_size}
         self._run = run
         self._buffer = buffer
         self._existing = existing
@@ -105,21 +107,9 @@ class ArchiveCheckpointer(_Archives):
     options: those of `torchrl.save`.  `close()` ends the writers that it holds.
     """
 
-    def __init__(
-        self,
-        rb: Any = None,
-        *,
-        storage_options: Any = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        run: str | None = None,
-        buffer: str = "replay",
-        existing: str = "replace",
-        **options: Any,
-    ) -> None:
+    def __init__(self, rb: Any = None, **options: Any) -> None:
         _take_over(module("replay_buffers").ReplayBuffer)
-        place = {"rank": rank, "world_size": world_size}
-        super().__init__(storage_options, place, run, buffer, existing, options)
+        super().__init__(**options)
         if rb is not None:
             if not rb.initialized:
                 rb._init()
@@ -211,21 +201,9 @@ class CheckpointAdapter(_Archives):
     adapter_id = "archive.replay_buffer"
     format_version = 1
 
-    def __init__(
-        self,
-        url: Any,
-        *,
-        storage_options: Any = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        run: str | None = None,
-        buffer: str = "replay",
-        existing: str = "replace",
-        **options: Any,
-    ) -> None:
+    def __init__(self, url: Any, **options: Any) -> None:
         common.system("torchrl.checkpoint", INSTALL).CheckpointAdapter.register(CheckpointAdapter)
-        place = {"rank": rank, "world_size": world_size}
-        super().__init__(storage_options, place, run, buffer, existing, options)
+        super().__init__(**options)
         self.url = os.fspath(url)
 
     def save(
