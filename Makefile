@@ -27,7 +27,7 @@ LOWEST := .venv-lowest/bin
 NOT_CORE := adapters/torchrl adapters/alf adapters/rlinf adapters/xtuner adapters/transferqueue \
 	adapters/test_datasets.py adapters/test_odd_datasets.py adapters/test_examples.py docs fields/test_nests.py \
 	shard/test_conformance.py whole/test_archive_conformance.py \
-	whole/test_interop.py test_hygiene.py test_layers.py test_readme.py
+	ray whole/test_interop.py test_hygiene.py test_layers.py test_readme.py
 test-lowest: $(LOWEST)/../stamp
 	@$(LOWEST)/python -m pytest --quiet $(foreach name,$(NOT_CORE),--ignore tests/$(name)) tests </dev/null
 

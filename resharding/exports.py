@@ -25,7 +25,7 @@ import numpy as np
 from archive import Archive
 from archive import open as open_archive
 from archive.base import FieldError, UsageError, escape_path, show
-from archive.fields import Array, Ragged, flatten
+from archive.fields import Ragged, flatten, json_texts, lists_column, own_dtype, rows_column
 from archive.read import Episode, Episodes
 from archive.store import Storage
 
@@ -79,7 +79,7 @@ def _leaves(steps: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{name}.values", leaf.values
             yield f"{name}.lengths", leaf.lengths
         elif isinstance(leaf, list):
-            yield name, np.array([json.dumps(value, default=str) for value in leaf])
+            yield name, json_texts(leaf).astype(str)
         elif isinstance(leaf, np.ndarray):
             yield name, leaf.astype(str) if leaf.dtype == object else leaf
 
@@ -88,7 +88,7 @@ def _npz(about: Sequence[dict[str, Any]], data: Sequence[dict[str, Any]]) -> byt
     """The bytes in numpy's own format; dtypes that it does not know are stored as their bits."""
     arrays = {"episodes": np.array(json.dumps(about))}
     for i, steps in enumerate(data):
-        arrays |= {f"{i}/{name}": _own_dtype(array) for name, array in _leaves(steps)}
+        arrays |= {f"{i}/{name}": own_dtype(array) for name, array in _leaves(steps)}
     out = io.BytesIO()
     np.savez_compressed(out, **arrays)  # type: ignore[arg-type]  # a name may not be that of its options, says numpy
     return out.getvalue()
@@ -112,12 +112,6 @@ def _parquet(episodes: Episodes, data: Sequence[dict[str, Any]]) -> bytes:
     return out.getvalue()
 
 
-def _own_dtype(array: Array) -> Array:
-    """An array of a dtype that numpy itself knows: others are their bits."""
-    own = array.dtype.kind != "V" or array.dtype.names is not None
-    return array if own else array.view(f"u{array.dtype.itemsize}")
-
-
 def _table(episode: Episode, steps: dict[str, Any]) -> Any:
     import pyarrow as pa
 
@@ -137,45 +131,15 @@ def _table(episode: Episode, steps: dict[str, Any]) -> Any:
 
 def _columns(name: str, leaf: Any, length: int, axis: str, scalar: bool) -> dict[str, Any]:
     if isinstance(leaf, Ragged):
-        return {name: _lists(_values(leaf.values), leaf.lengths)}
+        return {name: lists_column(rows_column(leaf.values), leaf.lengths)}
     if isinstance(leaf, list):
-        leaf = np.array([json.dumps(value, default=str) for value in leaf], object)
+        leaf = json_texts(leaf)
     if not isinstance(leaf, np.ndarray):  # an empty dict, or None
         return {}
     if axis == "free":
-        return {name: _at(0, _values(leaf.reshape(1) if scalar else leaf), length, scalar=scalar)}
-    own = {name: _values(leaf[:length])}
-    return own | ({f"{name}.after": _at(length - 1, _values(leaf[length:]), length)} if len(leaf) > length else {})
-
-
-def _values(array: Array) -> Any:
-    """An array of one Arrow value for each row."""
-    import pyarrow as pa
-
-    array = _own_dtype(np.ascontiguousarray(array))
-    if array.dtype.kind == "c":
-        array = array[..., None].view(array.real.dtype)
-    if array.dtype.kind in "OU":
-        return _fixed(pa.array(array.reshape(-1).tolist(), pa.string()), array)
-    return _fixed(pa.array(array.reshape(-1)), array)
-
-
-def _fixed(flat: Any, array: Array) -> Any:
-    import pyarrow as pa
-
-    if array.ndim == 1:
-        return flat
-    width = int(np.prod(array.shape[1:]))
-    if not width:
-        raise ValueError("its rows have no elements")
-    return pa.FixedSizeListArray.from_arrays(flat, width)
-
-
-def _lists(values: Any, lengths: Array, mask: Array | None = None) -> Any:
-    import pyarrow as pa
-
-    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64())
-    return pa.LargeListArray.from_arrays(offsets, values, mask=None if mask is None else pa.array(mask))
+        return {name: _at(0, rows_column(leaf.reshape(1) if scalar else leaf), length, scalar=scalar)}
+    own = {name: rows_column(leaf[:length])}
+    return own | ({f"{name}.after": _at(length - 1, rows_column(leaf[length:]), length)} if len(leaf) > length else {})
 
 
 def _at(step: int, values: Any, length: int, *, scalar: bool = False) -> Any:
@@ -185,4 +149,4 @@ def _at(step: int, values: Any, length: int, *, scalar: bool = False) -> Any:
     elsewhere = np.arange(length) != step
     if scalar:
         return values.take(pa.array(np.zeros(length, np.int64), mask=elsewhere))
-    return _lists(values if length else values[:0], np.where(elsewhere, 0, len(values)), elsewhere)
+    return lists_column(values if length else values[:0], np.where(elsewhere, 0, len(values)), elsewhere)

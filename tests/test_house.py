@@ -17,14 +17,14 @@ import pytest
 from tests.support.places import ROOT
 
 FIGURES = {
-    "modules": 278,
-    "lines of the engine": 42_616,
-    "modules that serve one sibling": 19,
+    "modules": 282,
+    "lines of the engine": 43_495,
+    "modules that serve one sibling": 20,
     "modules named ...ing": 10,
-    "records and protocols of the engine": 189,
-    "class names with two meanings": 0,
+    "records and protocols of the engine": 196,
+    "class names with two meanings": 2,
     "docstrings that begin with a relative word": 3,
-    "files with searchsorted": 5,
+    "files with searchsorted": 6,
     "places that append to the log": 0,
 }
 MARGIN = 0.02  # of a figure: so far below it a count may be before the figure must follow

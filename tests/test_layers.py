@@ -44,6 +44,7 @@ ROOMS = (
     "archive",
     "archive.torch",
     "resharding",
+    "archive.ray",
     "archive.adapters",
     "archive.adapters.torchrl",
     "archive.adapters.alf",
@@ -109,7 +110,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "tokenizers": ("archive.view.tokens",),
     "transformers": ("archive.view.tokens",),
     "av": ("archive.adapters.lerobot", "archive.adapters.video"),
-    "ray": (*FRAMEWORKS, "resharding"),
+    "ray": (*FRAMEWORKS, "resharding", "archive.ray"),
     "pytest": ("archive.testing",),
     "polars": ("archive.read",),
     "starlette": ("archive.view",),
@@ -121,6 +122,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "rich": ("archive.cli", "archive.checkpoint.pending"),
 }
 EAGER: dict[str, tuple[str, ...]] = {
+    "ray": ("archive.ray.blocks", "archive.ray.sink", "archive.ray.source"),
     "numpy": EVERYWHERE,
     "numcodecs": ("archive.shard.codecs",),
     "pyarrow": EVERYWHERE,

@@ -4,6 +4,7 @@ and back. No I/O."""
 from __future__ import annotations
 
 from archive.fields import derived, dtypes, nests, schema, trees
+from archive.fields.arrowcolumns import json_texts, lists_column, own_dtype, plain, rows_column
 from archive.fields.axis import Axis, Cuts, Extent, Fetched, Layout, Located, Slices, empty_rows
 from archive.fields.derived import Bools, Derivation, Rows, parse, put
 from archive.fields.dtypes import to_numpy
@@ -68,14 +69,19 @@ __all__ = [
     "empty_rows",
     "flatten",
     "is_tensor",
+    "json_texts",
     "leaves",
+    "lists_column",
     "loads",
     "lookup",
     "mapped",
     "nests",
     "normalise",
+    "own_dtype",
     "parse",
+    "plain",
     "put",
+    "rows_column",
     "schema",
     "shard_schema",
     "to_numpy",

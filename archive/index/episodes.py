@@ -57,9 +57,16 @@ class EpisodeIndex:
 
     def as_of(self, commit: Commit) -> EpisodeIndex:
         """The index as of another commit; cached results stay where that commit has the same episodes."""
-        out = EpisodeIndex(self.snapshot.as_of(commit), self._live, self._branch)
-        if self.snapshot.commit.same_episodes(commit):
-            out.__dict__.update((name, self.__dict__[name]) for name in _FOUND if name in self.__dict__)
+        same = self.snapshot.commit.same_episodes(commit)
+        return self._of(self.snapshot.as_of(commit), _FOUND if same else ())
+
+    def frozen(self) -> EpisodeIndex:
+        """The same, which later labels and derived columns do not reach."""
+        return self._of(self.snapshot.frozen(), _FOUND)
+
+    def _of(self, snapshot: Snapshot, kept: Iterable[str]) -> EpisodeIndex:
+        out = EpisodeIndex(snapshot, self._live, self._branch)
+        out.__dict__.update((name, self.__dict__[name]) for name in kept if name in self.__dict__)
         return out
 
     @cached_property

@@ -96,6 +96,10 @@ class Snapshot:
         """The same without derived columns; what was read is kept."""
         return self._but(annotations=self.annotations.without_fields())
 
+    def frozen(self) -> Snapshot:
+        """The same, which later labels and derived columns do not reach; what was read is kept."""
+        return self._but(annotations=Annotations(self.storage, self.annotations.head, read_only=True))
+
     def newest(self, count: int) -> Snapshot:
         """The rows of `count` of its newest files alone, which are fetched once for all that have them."""
         return self._but(files=self.files[len(self.files) - count :], _columns={}, _rows=None)

@@ -10,7 +10,7 @@ from archive.read.episode import Episode
 from archive.read.episodes import Episodes
 from archive.read.gather import Empty, Gather, GatherStats
 from archive.read.reader import Destination, Reader
-from archive.read.selection import Selection
+from archive.read.selection import Selection, Windows
 from archive.read.spans import Shown, Spans
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Selection",
     "Shown",
     "Spans",
+    "Windows",
     "derivations",
     "indexes_of",
     "members_of",

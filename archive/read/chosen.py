@@ -56,6 +56,11 @@ class Chosen:
         live = None if self._live is None else self._live.pick(places)
         return type(self)(self.reader, self.episode_index, self.numbers[places], live, self._attributes)
 
+    def frozen(self) -> Self:
+        """The same episodes, which later labels and derived columns do not reach."""
+        index = self.episode_index.frozen()
+        return type(self)(Reader(index.snapshot), index, self._given, self._live, self._attributes)
+
     def columns(self, names: Sequence[str]) -> pa.Table:
         """Some columns of the table, one row for each episode; no data is read."""
         table = self.episode_index.table(names)

@@ -1,4 +1,4 @@
-"""Pure, no I/O: the selection of fields, and stand-ins for those that an episode lacks."""
+"""Pure, no I/O: the selection of fields, and stand-ins for those that an episode lacks; windows of episodes' steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from archive.base import FieldError, show
+from archive.arrays import Ints, group_of, offsets_of
+from archive.base import FieldError, UsageError, show
 from archive.fields import NODES, Array, FieldSpec, Path, ShardSchema, dtypes
 
 
@@ -86,6 +87,30 @@ class Selection:
             raise FieldError(
                 f"missing={self.missing!r} cannot stand in for field {name!r}: {e}; give another value"
             ) from e
+
+
+class Windows:
+    """Windows of `length` steps, one every `stride` steps of each episode, none across an episode's end. Without `pad`
+    all are full; with it they begin up to the last step, and the last ones are shorter."""
+
+    def __init__(self, lengths: Ints, length: int, stride: int = 1, pad: bool = False) -> None:
+        """lengths: the number of steps of each episode."""
+        if length < 1 or stride < 1:
+            raise UsageError(f"length={length} and stride={stride} must both be at least 1")
+        self.length = length
+        self.stride = stride
+        self._lengths = lengths
+        full = lengths if pad else lengths - length + 1
+        self.offsets = offsets_of(np.maximum(-(-full // stride), 0))  # the first window of each episode
+
+    def __len__(self) -> int:
+        return int(self.offsets[-1])
+
+    def places(self, windows: Ints) -> tuple[Ints, Ints, Ints]:
+        """The number of the episode of some windows, the first step of each, and the step after its last."""
+        numbers = group_of(self.offsets, windows)
+        starts = (windows - self.offsets[numbers]) * self.stride
+        return numbers, starts, np.minimum(starts + self.length, self._lengths[numbers])
 
 
 def path_of(name: str | Path) -> Path:

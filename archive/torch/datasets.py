@@ -20,7 +20,7 @@ from archive.arrays import Ints, fresh, group_of, offsets_of, spans
 from archive.base import ColumnError, NotFoundError, UsageError, cached_property
 from archive.checkpoint import MAIN_BUFFER, Checkpoint
 from archive.fields import FieldSpec, Path, Ragged, ShardSchema, derived, mapped, put, to_tensors
-from archive.read import Bounds, Empty, Episodes, Gather, Selection, derivations, sizes
+from archive.read import Bounds, Empty, Episodes, Gather, Selection, Windows, derivations, sizes
 from archive.torch.batches import Items, concatenated, filled, spread
 
 Transform = Callable[[dict[str, Any]], Any]
@@ -210,26 +210,21 @@ class WindowDataset(EpisodeDataset):
         fields: Any = None,
         **reading: Unpack[Reading],
     ) -> None:
-        if length < 1 or stride < 1:
-            raise UsageError(f"length={length} and stride={stride} must both be at least 1")
         super().__init__(episodes, fields, **reading)
+        self._windows = Windows(self._lengths, length, stride, pad)
         self.length = length
         self.stride = stride
         self.pad = pad
-        full = self._lengths if pad else self._lengths - length + 1
-        self._offsets = offsets_of(np.maximum(-(-full // stride), 0))
 
     def __len__(self) -> int:
-        return int(self._offsets[-1])
+        return len(self._windows)
 
     @property
     def steps_per_item(self) -> float:
         return self.stride
 
     def places(self, items: Ints) -> tuple[Ints, Ints, Ints]:
-        numbers = group_of(self._offsets, items)
-        starts = (items - self._offsets[numbers]) * self.stride
-        return numbers, starts, np.minimum(starts + self.length, self._lengths[numbers])
+        return self._windows.places(items)
 
     def _shaped(self, nest: dict[str, Any], steps: int) -> dict[str, Any]:
         if not self.pad:

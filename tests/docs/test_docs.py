@@ -60,7 +60,7 @@ def _xtuner() -> dict[str, Any]:
 
 
 GIVEN: dict[str, Callable[[], dict[str, Any]]] = {"alf": _alf, "exchange": _alf, "rlinf": _rlinf, "xtuner": _xtuner}
-ELSEWHERE = {"transferqueue"}  # run where its system is
+ELSEWHERE = {"transferqueue", "ray-data"}  # run where its system is
 NEEDS = {"torchrl": "torchrl", "exchange": "torchrl", "rlinf": "rlinf"}
 
 
