@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from archive.checkpoint import Checkpoint, Checkpoints, Keep, Runs
+    from archive.jobs import Jobs
     from archive.journal import Tails
     from archive.ledger import LedgerView
     from archive.maintain import ArchiveInfo, ForgetPlan, Progress, PrunePlan, Tag, Tags, Usage
@@ -130,6 +131,14 @@ class Archive:
         if self._reader is None:
             self._reader = Reader(self.snapshot)
         return Episodes(self._reader, self.index)
+
+    @property
+    def jobs(self) -> Jobs:
+        """Name -> job: work over all that is stored, how far it is, and what failed: `arc.jobs["verifier-v2"].done`.
+        Each look is at the store as it is now."""
+        from archive.jobs import Jobs
+
+        return Jobs(self.storage)
 
     @property
     def ledgers(self) -> list[str]:

@@ -276,16 +276,14 @@ def _with(rows: pa.Table, name: str, values: list[Any]) -> pa.Table:
 
 def _check_there(source: Archive, keys: Collection[str]) -> None:
     """ExpiredError if an object was pruned after the source was opened and before it was pinned."""
-    for commit in commits.following(source.storage, source.head):
-        if commit.pruned is None:
-            continue
-        gone = set(tablefiles.load(source.storage, "pruned", [commit.pruned], ["key"])["key"].to_pylist()) & set(keys)
-        if gone:
-            raise ExpiredError(
-                f"{len(gone)} objects to be referred to, such as {source.storage.full_url(min(gone))}, were pruned by "
-                f"commit {commit.number} after that archive was opened; nothing was committed. Open it again, or give "
-                "copy=True"
-            )
+    pruned = commits.pruned_since(source.storage, source.head)
+    gone = pruned.keys() & keys
+    if gone:
+        raise ExpiredError(
+            f"{len(gone)} objects to be referred to, such as {source.storage.full_url(min(gone))}, were pruned by "
+            f"commit {pruned[min(gone)]} after that archive was opened; nothing was committed. Open it again, or give "
+            "copy=True"
+        )
 
 
 # -- as copies ---------------------------------------------------------------------------------------------------------

@@ -17,11 +17,11 @@ import pytest
 from tests.support.places import ROOT
 
 FIGURES = {
-    "modules": 282,
-    "lines of the engine": 43_495,
+    "modules": 289,
+    "lines of the engine": 45_420,
     "modules that serve one sibling": 20,
     "modules named ...ing": 10,
-    "records and protocols of the engine": 196,
+    "records and protocols of the engine": 211,
     "class names with two meanings": 2,
     "docstrings that begin with a relative word": 3,
     "files with searchsorted": 6,

@@ -25,7 +25,10 @@ UNPICKLERS = {
 }  # fmt: skip
 RUNS_TEXT = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "torch.package", "torch.hub.load"}
 UNPICKLES = {"torch.jit.load", "torch.hub.load", "pd.read_pickle", "pandas.read_pickle", "np.lib.format.read_array"}
-EXCEPTIONS = {"archive/adapters/rlinf/folders.py": ["imports pickle"]}  # to refuse what is not plain, and if asked to
+EXCEPTIONS = {
+    "archive/adapters/rlinf/folders.py": ["imports pickle"],  # to refuse what is not plain, and if asked to
+    "archive/jobs/workers.py": ["imports cloudpickle"],  # between a driver and its own workers; never from a bucket
+}
 BRANCH = re.compile(r"^(?P<indent>(?:│   |    )*)(?:├──|└──) (?P<name>\w+)(?: \((?P<builtin>\w+)\))?")
 TRUNK = re.compile(r"^(?P<name>\w+Error)$")
 

@@ -40,6 +40,7 @@ ROOMS = (
     "archive.saved",
     "archive.checkpoint",
     "archive.journal",
+    "archive.jobs",
     "archive.maintain",
     "archive",
     "archive.torch",
@@ -73,7 +74,7 @@ OPENS_BELOW = {  # verbs by which users look at a thing (view, to_html, plot, wh
         "archive.read.episodes",
         "resharding.plans",
     )
-}
+} | {("archive.read.episodes", "archive.jobs")}
 LAZY_DOORS = ("archive", "resharding")  # so that importing them is quick
 PUBLIC_NAMES = {  # modules that are no more than another name
     "archive.checkpointing": "archive.checkpoint.requests",
@@ -110,7 +111,8 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "tokenizers": ("archive.view.tokens",),
     "transformers": ("archive.view.tokens",),
     "av": ("archive.adapters.lerobot", "archive.adapters.video"),
-    "ray": (*FRAMEWORKS, "resharding", "archive.ray"),
+    "ray": ("archive.jobs.workers", *FRAMEWORKS, "resharding", "archive.ray"),
+    "cloudpickle": ("archive.jobs",),
     "pytest": ("archive.testing",),
     "polars": ("archive.read",),
     "starlette": ("archive.view",),
@@ -123,6 +125,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
 }
 EAGER: dict[str, tuple[str, ...]] = {
     "ray": ("archive.ray.blocks", "archive.ray.sink", "archive.ray.source"),
+    "cloudpickle": ("archive.jobs",),
     "numpy": EVERYWHERE,
     "numcodecs": ("archive.shard.codecs",),
     "pyarrow": EVERYWHERE,

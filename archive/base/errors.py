@@ -34,6 +34,7 @@ ArchiveError
 │   ├── ExpiredError                      another process forgot or pruned what this call needs
 │   ├── NotExclusiveError                 the store has no create-only put
 │   └── CommitUnknownError                the store gave no answer, so the commit may be made or not
+├── JobError (RuntimeError)               a job stopped; what it finished stays, and the same call goes on
 ├── NotDurableError (TimeoutError)        additions are not in the journal by the deadline
 └── CheckpointError                       a checkpoint does not fit the call
     ├── RanksMissingError (TimeoutError)  some ranks have not staged by the deadline
@@ -198,6 +199,10 @@ class NotExclusiveError(ConflictError):
 
 class CommitUnknownError(ConflictError):
     """The store gave no answer, so the commit may be made or not; the same call may be repeated."""
+
+
+class JobError(ArchiveError, RuntimeError):
+    """A job stopped; what it finished stays, and the same call goes on from there."""
 
 
 class NotDurableError(ArchiveError, TimeoutError):

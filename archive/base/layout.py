@@ -20,6 +20,7 @@ MAGIC = "trajectory-archive"
 ARCHIVE_KEY = "archive.json"
 VERSION = 2  # of archives: the first that is promised
 PART_VERSION = 1  # of shards and of staged parts
+JOBS = "jobs"  # the folder of jobs
 MAX_NDIM = 8  # axes of an array of a shard
 JOURNAL, RUN_FILES = "journal", "run files"
 SCATTERED, ENDS = "scattered columns", "ended journals"  # of single objects of a journal
@@ -160,6 +161,16 @@ def journal_place(key: str) -> tuple[str, int, int] | None:
     """The session (escaped), rank and number of an object of a journal; None for all else."""
     found = _JOURNALED.fullmatch(key)
     return None if found is None else (found["session"], int(found["rank"]), int(found["number"]))
+
+
+def job_key(job: str, name: str = "") -> str:
+    """The key of an object of a job; without a name, its folder."""
+    return f"{JOBS}/{escape(job)}/{name}".rstrip("/")
+
+
+def batch_key(job: str, number: int) -> str:
+    """The key of the result of one batch of a job; numbers count from 0 over all rounds of it."""
+    return job_key(job, f"{number:09d}.zip")
 
 
 def request_key(name: str) -> str:

@@ -16,7 +16,7 @@ from archive.base.errors import UsageError
 FIRST_S, GAP_S = 3.0, 60.0  # until a wait is logged first, and at most from then on
 MOST_S = 1000 * 365 * 86_400  # longer than any wait, and short enough to be added to times
 UNITS = {"w": 604_800, "d": 86_400, "h": 3600, "m": 60, "s": 1}
-_WRITTEN = re.compile(r"([0-9]{1,19})([wdhms])")
+_WRITTEN = re.compile(r"([0-9]{1,19})(min|[wdhms])")
 
 
 class Wait:
@@ -70,11 +70,11 @@ def ranks(numbers: Iterable[int]) -> str:
 
 
 def seconds_of(given: Any, what: str) -> float:
-    """Seconds of "24h", "7d", "90m" (w, d, h, m or s), or of a timedelta; UsageError for anything else."""
+    """Seconds of "24h", "7d", "90m" or "90min" (w, d, h, m or s), or of a timedelta; UsageError for anything else."""
     if isinstance(given, timedelta) and given >= timedelta(0):
         return given.total_seconds()
     written = _WRITTEN.fullmatch(given) if isinstance(given, str) else None
-    found = None if written is None else int(written[1]) * UNITS[written[2]]
+    found = None if written is None else int(written[1]) * UNITS[written[2][0]]
     if found is None or found > MOST_S:
         raise UsageError(
             f"{what}={given!r}: give a time such as '24h' or '7d' (w, d, h, m or s), of 1000 years at most"

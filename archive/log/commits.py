@@ -15,6 +15,7 @@ from archive.base import (
     NotFoundError,
     layout,
 )
+from archive.log import tablefiles
 from archive.log.commit import EMPTY, MAX_OBJECT_BYTES, Commit, completed, dumps, loads
 from archive.log.records import About, Sighting
 from archive.log.runs import served
@@ -22,7 +23,7 @@ from archive.store import Storage
 
 __all__ = [
     "EMPTY", "MAX_OBJECT_BYTES", "Commits", "completed", "dumps", "empty", "first_numbers", "following", "loads",
-    "missing", "newest", "newest_after", "newest_number", "next_after", "read", "read_all", "read_of",
+    "missing", "newest", "newest_after", "newest_number", "next_after", "pruned_since", "read", "read_all", "read_of",
 ]  # fmt: skip
 
 _FIRST_FOLDER = "000000"
@@ -134,6 +135,16 @@ def following(storage: Storage, base: Commit) -> Iterator[Commit]:
     while (commit := next_after(storage, base)) is not None:
         yield commit
         base = commit
+
+
+def pruned_since(storage: Storage, base: Commit) -> dict[str, int]:
+    """The objects that prunes after a commit listed, each with the commit of the prune."""
+    out: dict[str, int] = {}
+    for commit in following(storage, base):
+        if commit.pruned is not None:
+            keys = tablefiles.load(storage, "pruned", [commit.pruned], ["key"])["key"].to_pylist()
+            out |= dict.fromkeys(keys, commit.number)
+    return out
 
 
 def next_after(storage: Storage, base: Commit) -> Commit | None:

@@ -3,13 +3,14 @@ named, and ones that other archives refer to."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping, Set
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence, Set
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from archive import tables
 from archive.base import CorruptManifestError, CorruptStateError, escape, layout, records
 from archive.index import Reach, Walk
+from archive.jobs import JobRound, Jobs
 from archive.log import Commit, FileRef, Pin, RunEntry, commits, files_there, new_session, tablefiles
 from archive.maintain.tags import Tags
 from archive.store import Storage
@@ -18,7 +19,7 @@ from archive.tables import among, distinct
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FOLDERS = ("journal", "manifest", "shards", "states")  # the folders in which a prune may delete
+FOLDERS = (layout.JOBS, "journal", "manifest", "shards", "states")  # the folders in which a prune may delete
 _FEW = 100  # objects that are asked for by name: a LIST takes longer the more there are
 _AT_ONCE = 256  # manifest files
 _LOSES_ROWS = frozenset(("compact", "forget", "undo", "restore"))  # kinds that may name less than their parent
@@ -86,16 +87,21 @@ def read_pins(storage: Storage) -> dict[str, str]:
 # -- objects that commits lead to --------------------------------------------------------------------------------------
 
 
-def retained(storage: Storage, head: Commit) -> list[Commit]:
-    """The newest commit, and those that tags name."""
-    tagged = {tag.commit for tag in Tags(storage, head).values()}
-    return [head, *commits.read_all(storage, tagged - {head.number}, head)]
+def retained(storage: Storage, head: Commit, rounds: Sequence[JobRound] | None = None) -> list[Commit]:
+    """The newest commit, those that tags name, and those that unfinished jobs have frozen. rounds: of these jobs; None
+    looks for them."""
+    numbers = {tag.commit for tag in Tags(storage, head).values()} - {head.number}
+    for one in Jobs(storage).unfinished() if rounds is None else rounds:
+        numbers |= {number for number in one.frozen if number < head.number}
+    return [head, *commits.read_all(storage, numbers, head)]
 
 
-def retained_reach(storage: Storage, head: Commit, walk: Walk | None = None) -> Reach:
+def retained_reach(
+    storage: Storage, head: Commit, walk: Walk | None = None, rounds: Sequence[JobRound] | None = None
+) -> Reach:
     """The objects that the retained commits lead to, together; none of them is forgotten or pruned."""
     out, walk = Reach(), walk or Walk(storage)
-    for commit in retained(storage, head):
+    for commit in retained(storage, head, rounds):
         out.add(walk.reach(commit))
     return out
 
@@ -139,9 +145,9 @@ def without(table: pa.Table, keys: Collection[str]) -> pa.Table:
     return table.filter(~among(table["key"], keys))
 
 
-def running(head: Commit) -> set[str]:
-    """The sessions that may still commit, escaped."""
-    return {escape(entry.session) for entry in head.runs.values()}
+def running(head: Commit, rounds: Sequence[JobRound] = ()) -> set[str]:
+    """The sessions that may still commit, those of unfinished jobs among them, escaped."""
+    return {escape(entry.session) for entry in head.runs.values()} | {escape(one.session) for one in rounds}
 
 
 class Watermarks:

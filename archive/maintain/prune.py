@@ -8,13 +8,14 @@ is gone. Data decides nothing: only commits, tables and names are read.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Set
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from archive import tables
-from archive.base import UsageError, layout, written
+from archive.base import UsageError, escape, layout, written
 from archive.index import Reach, Walk
+from archive.jobs import JobRound, Jobs, is_result, job_of
 from archive.log import (
     FORGOTTEN,
     LEFT,
@@ -51,6 +52,9 @@ WAITING = "forgotten, but not for as long as the wait"
 EARLIER = "needed by commits that can still be opened"
 RUNNING = "of a session that may still commit"
 YOUNG = "not committed yet, and younger than the wait"
+OF_JOB = "of a job that has not ended: finish it, or cancel it (`archive jobs`)"
+ENDED = "of a job that has ended, and older than the wait"
+RECORD = "the record of a job"
 STRANGE = "of no session: not made by this library"
 LIST = "the list of an earlier prune"
 _OF_STEPS = ("shards/", "journal/")  # the folders of shards
@@ -109,7 +113,9 @@ class Garbage:
     def fates(self, head: Commit) -> list[ObjectFate]:
         """The fates of the objects that retained commits do not lead to, as of a commit, which must not be older than
         the scan."""
-        needed, pins = retained_reach(self._storage, head, self._walk).keys, {*read_pins(self._storage)}
+        rounds = Jobs(self._storage).unfinished()  # after the scan: what it saw of others is of jobs that had ended
+        needed = retained_reach(self._storage, head, self._walk, rounds).keys
+        pins = {*read_pins(self._storage)}
         let_go = forgotten(self._storage, head)
         check_made(self._storage, let_go)
         out = []
@@ -120,13 +126,18 @@ class Garbage:
                 out.append(self._fate(key, PINNED if key in pins else LIST))
             else:
                 out.append(self._fate(key, LET_GO, FORGOTTEN) if number <= self._settled else self._fate(key, WAITING))
-        return [*out, *self._unknown(head, [k for k in self._stored if k not in needed and k not in let_go], pins)]
+        return [
+            *out,
+            *self._unknown(head, [k for k in self._stored if k not in needed and k not in let_go], pins, rounds),
+        ]
 
     def _fate(self, key: str, why: str, reason: str | None = None) -> ObjectFate:
         nbytes = self._stored[key].bytes if key in self._stored else 0  # else it is gone already
         return ObjectFate(key, nbytes, why, reason)
 
-    def _unknown(self, head: Commit, keys: list[str], pins: Set[str]) -> Iterator[ObjectFate]:
+    def _unknown(
+        self, head: Commit, keys: list[str], pins: Set[str], rounds: Sequence[JobRound]
+    ) -> Iterator[ObjectFate]:
         """The fates of objects that no table identifies."""
         if not keys:
             return
@@ -134,7 +145,8 @@ class Garbage:
         history.follow(head)
         is_of_rows = history.lost_rows and any(key.startswith(_OF_STEPS) for key in keys)
         named = history.shards(self._there()) if is_of_rows else ()
-        sessions, journaled = running(head), Watermarks.of(head)
+        sessions, journaled = running(head, rounds), Watermarks.of(head)
+        going = {escape(one.job) for one in rounds}
         for key in keys:
             if key in pins:
                 yield self._fate(key, PINNED)
@@ -142,6 +154,8 @@ class Garbage:
                 yield self._fate(key, LIST)
             elif key in history.pruned:
                 yield self._fate(key, UNFINISHED, FORGOTTEN)
+            elif (job := job_of(key)) is not None:
+                yield self._fate(key, OF_JOB) if job in going else self._of_ended(key)
             elif key in history.named or key in named:
                 yield self._superseded(head, key)
             else:
@@ -170,6 +184,13 @@ class Garbage:
     def _there(self) -> Set[str]:
         """The objects that readers may still read."""
         return self._stored.keys() - self._history.pruned
+
+    def _of_ended(self, key: str) -> ObjectFate:
+        """The fate of an object of a job that has ended."""
+        if not is_result(key):
+            return self._fate(key, RECORD)
+        is_old = self._stored[key].modified <= self._cutoff
+        return self._fate(key, ENDED, LEFT) if is_old else self._fate(key, YOUNG)
 
     def _left(self, key: str, sessions: Set[str | None]) -> ObjectFate:
         """The fate of an object that no commit named. sessions: those that may still commit it."""
@@ -234,7 +255,8 @@ def _carry_out(
     with contextlib.suppress(_NothingToListError):
         made = log.commit(f"prune/{session}", Change("prune", adds, session=session))
         shown(made)
-    pinned = read_pins(storage)  # again: pins may have come after the draft and before the commit
+    # again: pins may have come after the draft and before the commit, and so may jobs that froze an older commit
+    pinned = {*read_pins(storage)} | retained_reach(storage, made or log.head).keys if going else set()
     keys = [one.key for one in going]
     errors = storage.delete_many(
         _members(storage, [key for key in keys if key not in pinned]),

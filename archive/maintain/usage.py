@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     pass
 
 
+_COUNTED = {*FOLDERS} - {layout.JOBS}
+
+
 @dataclass(frozen=True, slots=True)
 class Tally:
     """Objects that are there for one reason."""
@@ -88,7 +91,7 @@ def usage(storage: Storage, head: Commit) -> Usage:
         reason = "other"
         if key in live or tails.awaited(key):
             reason = "live"
-        elif key.partition("/")[0] in FOLDERS and not key.endswith(layout.PRUNED):
+        elif key.partition("/")[0] in _COUNTED and not key.endswith(layout.PRUNED):
             if key in reach:
                 reason = "checkpoints" if held.get(key, True) else "forgettable"
             else:  # nothing was forgotten, so each commit can still be opened

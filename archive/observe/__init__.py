@@ -4,7 +4,7 @@ Costs next to nothing where nobody looks: a few sums in memory, and no span with
 
 from __future__ import annotations
 
-from archive.observe.meters import FAMILIES, Family, Label, MetricKind, Sample, add, metrics, source
+from archive.observe.meters import FAMILIES, Family, Label, MetricKind, Sample, add, gauge, metrics, source
 from archive.observe.tracing import Operation, operation, timed
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Operation",
     "Sample",
     "add",
+    "gauge",
     "metrics",
     "operation",
     "source",

@@ -58,6 +58,11 @@ FAMILIES = (
     Family("archive.resume.received", MetricKind.COUNTER, "By", "What was received while shares were read"),
     Family("archive.resume.planned", MetricKind.COUNTER, "", "Requests to read shares, by what plans say"),
     Family("archive.resume.requests", MetricKind.COUNTER, "", "Requests to read shares, as they were sent"),
+    Family("archive.job.rows.checkpointed", MetricKind.COUNTER, "", "Steps of which a worker of a job made a result"),
+    Family("archive.job.rows.ready", MetricKind.GAUGE, "", "Steps with a result of a job that are not committed yet"),
+    Family("archive.job.rows.committed", MetricKind.COUNTER, "", "Steps whose results jobs committed"),
+    Family("archive.job.workers", MetricKind.GAUGE, "", "Workers of a job, by state: active, pending"),
+    Family("archive.job.time", MetricKind.COUNTER, "s", "Time of workers of jobs, by part: read, computed, written"),
     Family("archive.journal.behind", MetricKind.GAUGE, "s", "Age of the oldest addition of a writer not yet durable"),
 )
 BOUNDS_S = (0.01, 0.05, 0.25, 1.0, 5.0, 25.0, 120.0, 600.0)  # of the buckets of a histogram
@@ -113,6 +118,12 @@ def add(name: str, amount: float, **values: str) -> None:
     with _lock:
         of = _sums.setdefault(name, {})
         of[own] = of.get(own, 0) + amount
+
+
+def gauge(name: str, value: float, **values: str) -> None:
+    """Set the metric `name` that has these labels."""
+    with _lock:
+        _sums.setdefault(name, {})[labels(**values)] = value
 
 
 def add_time(operation: str, seconds: float) -> None:

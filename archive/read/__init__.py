@@ -3,12 +3,13 @@ checksum."""
 
 from __future__ import annotations
 
-from archive.read import derivations, notes, sizes
+from archive.read import derivations, lateshards, notes, sizes
 from archive.read.chunks import indexes_of, members_of
 from archive.read.derivations import Bounds
 from archive.read.episode import Episode
 from archive.read.episodes import Episodes
 from archive.read.gather import Empty, Gather, GatherStats
+from archive.read.lateshards import LateRows, StoredFields
 from archive.read.reader import Destination, Reader
 from archive.read.selection import Selection, Windows
 from archive.read.spans import Shown, Spans
@@ -21,13 +22,16 @@ __all__ = [
     "Episodes",
     "Gather",
     "GatherStats",
+    "LateRows",
     "Reader",
     "Selection",
     "Shown",
     "Spans",
+    "StoredFields",
     "Windows",
     "derivations",
     "indexes_of",
+    "lateshards",
     "members_of",
     "notes",
     "sizes",

@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 
 
 class Attributes(Protocol):
-    """Name -> {episode id: value} of a checkpoint, read when asked for."""
+    """Name -> {episode id: value} of a checkpoint, read when asked for; and the number of its commit."""
 
     @property
     def values(self) -> dict[str, dict[str, Any]]: ...
+
+    @property
+    def number(self) -> int: ...
 
 
 class Chosen:
@@ -47,6 +50,11 @@ class Chosen:
     def numbers(self) -> Ints:
         """The episodes' numbers in the index of all episodes."""
         return np.arange(len(self.episode_index)) if self._given is None else self._given
+
+    @property
+    def checkpoint(self) -> int | None:
+        """The commit of the checkpoint whose live steps they are; None if they are an archive's."""
+        return None if self._attributes is None else self._attributes.number
 
     def __len__(self) -> int:
         return len(self.episode_index) if self._given is None else len(self._given)

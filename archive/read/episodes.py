@@ -119,20 +119,40 @@ class Episodes(Chosen, Sequence["Episode"]):
         return self
 
     def map(
-        self, fn: Callable[..., Mapping[Any, Any]], fields: Any = None, adds: Sequence[Any] | None = None, *,
-        max_bytes: int = 2**28, missing: Any = "error", derive: Any = (), provenance: Any = None, by: str | None = None,
+        self, fn: Callable[..., Any], fields: Any = None, adds: Sequence[Any] | None = None, *, engine: str = "local",
+        job: str | None = None, commit_every: str | None = "10min", only: str = "all", on_error: str = "raise",
+        workers: int | None = None, num_cpus: float | None = None, num_gpus: float | None = None,
+        batch_size: int | None = None, max_bytes: int = 2**28, missing: Any = "error", derive: Any = (),
+        provenance: Any = None, by: str | None = None, progress: Callable[[int, int], None] | None = None,
     ) -> Self:  # fmt: skip
         """Add derived columns, which a function makes of the steps of each episode:
         `eps.map(fn, fields=["reward"], adds=["advantage"])`.
 
         fn: called with the steps of one episode after the other, a nested dict of the `fields`; returns a dict of
-        arrays, one row a step, as for `arc.add_fields`.  adds: the fields that it must return; None: any that it
-        returns.  About `max_bytes` are held, and one shard of new columns; all is committed at the end, or
-        nothing if it fails.  The function's name, its version and a digest of its text are stored as the provenance of
-        the columns, with `provenance`, as JSON.  missing, derive: as for `read`.
+        arrays, one row a step, as for `arc.add_fields`. A class is made once a worker, and then called.  adds: the
+        fields that it must return; None: any that it returns.  The function's name, its version and a digest of its
+        text are stored as the provenance of the columns, with `provenance`, as JSON.  missing, derive: as for `read`.
+
+        engine: "local", here or in `workers` processes of this machine, or "ray", `workers` actors of `num_cpus` and
+        `num_gpus` each (None: as many as the cluster has room for).
+
+        job: a name under which finished batches are kept: after whatever stopped it, the same call goes on, and no
+        batch is done twice. Results are committed every `commit_every` (None: at the end), whatever was compacted,
+        forgotten or written beside; see `arc.jobs`. Without a name all is committed at the end, or nothing.
+        only: "missing": episodes that lack a column; "stale": and those whose columns another version of the function
+        made.  on_error: "skip" leaves out episodes at which the function fails: `arc.jobs[...].failed` lists them.
+        batch_size: the most episodes in a batch; 1 suits a function that takes seconds.  max_bytes: about what a worker
+        holds of the steps.  progress: called with (batches done, batches).
         """
-        streamed = self.stream(fields, max_bytes=max_bytes, missing=missing, derive=derive)
-        notes.map_all(self, streamed, fn, adds, provenance, by)
+        from archive.jobs import Crew, Terms, map_columns
+
+        if max_bytes < 1:
+            raise UsageError(f"max_bytes={max_bytes}: give a number of bytes above 0")
+        map_columns(
+            self, fn, Terms(fields, adds, missing, derive, on_error, max_bytes),
+            Crew(engine, workers, num_cpus, num_gpus), job=job, only=only, commit_every=commit_every,
+            batch_size=batch_size, provenance=provenance, by=by, progress=progress,
+        )  # fmt: skip
         return self
 
     def _complete(self) -> Any:

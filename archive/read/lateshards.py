@@ -1,16 +1,17 @@
 """Derived columns, in shards of their own: rows for each step come in with the steps; rows of the late table and of the
-chunk table go out."""
+chunk table go out. In between they are gathered by kind."""
 
 from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from archive import tables
+from archive.arrays import numbers
 from archive.base import FieldError, layout, show
 from archive.fields import (
     NODES,
@@ -25,9 +26,10 @@ from archive.fields import (
     unflatten,
 )
 from archive.index import Snapshot
-from archive.log import FileRef, tablefiles
+from archive.log import tablefiles
 from archive.read.spans import Spans
 from archive.shard import SHARD_BYTES, ShardWriter
+from archive.store import Storage
 from archive.tables import STREAM
 
 if TYPE_CHECKING:
@@ -89,24 +91,30 @@ def _check_kind(spec: FieldSpec, known: Sequence[ShardSchema]) -> None:
             )
 
 
-def written(
-    snapshot: Snapshot, session: str, archive_layout: str, made: Iterable[tuple[Spans, StoredFields]]
-) -> tuple[pa.Table, FileRef | None]:
-    """Write derived columns of episodes, each with its steps, as they are made: equal kinds share a shard, and few are
-    in memory. The rows of the late table, and the file with the chunk rows of their shards."""
-    shards = ShardWriter(snapshot.storage, archive_layout)
+class LateRows(NamedTuple):
+    """Derived columns of one kind: a row of the late table for each range of steps, whose place is in these arrays; and
+    the arrays by name, with the rows of all ranges end to end."""
+
+    schema: str
+    rows: pa.Table
+    arrays: Mapping[str, Array]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        return int(_BESIDE_BYTES * self.rows.num_rows) + sum(rows.nbytes for rows in self.arrays.values())
+
+
+def gathered(snapshot: Snapshot, made: Iterable[tuple[Spans, StoredFields]]) -> Iterator[LateRows]:
+    """The derived columns of episodes, each with its steps, gathered by kind as they are made: few are in memory."""
     held: dict[tuple[FieldSpec, ...], list[tuple[Spans, StoredFields]]] = {}
     held_bytes: Counter[tuple[FieldSpec, ...]] = Counter()
-    late: list[pa.Table] = []
-    chunks: list[pa.Table] = []
 
-    def write(kind: tuple[FieldSpec, ...]) -> None:
+    def give(kind: tuple[FieldSpec, ...]) -> LateRows:
         some, held_bytes[kind] = held.pop(kind), 0
-        arrays = {spec.name: np.concatenate([given.rows[spec.name] for _, given in some]) for spec in kind}
         own = shard_schema({spec.name: spec for spec in kind}, Schema())
-        key = layout.shard_key(uuid.uuid4().hex[:8], session, 0, archive_layout)
-        chunks.append(tablefiles.chunk_rows(key, shards.write(key, shards.encode(own.dumps(), arrays))))
-        late.append(_rows(snapshot, [spans for spans, _ in some], key, own))
+        arrays = {spec.name: np.concatenate([given.rows[spec.name] for _, given in some]) for spec in kind}
+        return LateRows(own.dumps(), _rows(snapshot, [spans for spans, _ in some], own), arrays)
 
     for spans, given in made:
         if not (spans.hi > spans.lo).any():
@@ -115,24 +123,49 @@ def written(
         held.setdefault(kind, []).append((spans, given))
         held_bytes[kind] += _BESIDE_BYTES + sum(rows.nbytes for rows in given.rows.values())
         if held_bytes[kind] >= SHARD_BYTES:
-            write(kind)
-    for kind in [*held]:
-        write(kind)
-    shards.close()
-    if not chunks:
-        return tables.schema("late").empty_table(), None
-    file = tablefiles.write(snapshot.storage, session, "chunks", tables.concat("chunks", chunks))
-    return tablefiles.with_chunks(tables.concat("late", late), file), file
+            yield give(kind)
+    yield from (give(kind) for kind in [*held])
 
 
-def _rows(snapshot: Snapshot, held: Sequence[Spans], key: str, own: ShardSchema) -> pa.Table:
-    """A row of the late table for each range of steps in the shard."""
+def write(storage: Storage, session: str, archive_layout: str, made: Iterable[LateRows]) -> tuple[pa.Table, pa.Table]:
+    """Write derived columns as they come: equal kinds share a shard, and few are in memory. The rows of the late table,
+    and of the chunk table for their shards."""
+    shards = ShardWriter(storage, archive_layout)
+    held: dict[str, list[LateRows]] = {}
+    late: list[pa.Table] = []
+    chunks: list[pa.Table] = []
+
+    def write_shard(kind: str) -> None:
+        some = held.pop(kind)
+        arrays = {name: np.concatenate([one.arrays[name] for one in some]) for name in some[0].arrays}
+        rows = tables.concat("late", [one.rows for one in some])
+        key = layout.shard_key(uuid.uuid4().hex[:8], session, 0, archive_layout)
+        chunks.append(tablefiles.chunk_rows(key, shards.write(key, shards.encode(kind, arrays))))
+        length = numbers(rows["length"])
+        late.append(tables.from_columns("late", {
+            **{name: rows[name] for name in rows.column_names}, "shard": key, "start": np.cumsum(length) - length,
+        }))  # fmt: skip
+
+    try:
+        for one in made:
+            held.setdefault(one.schema, []).append(one)
+            if sum(each.nbytes for each in held[one.schema]) >= SHARD_BYTES:
+                write_shard(one.schema)
+        for kind in [*held]:
+            write_shard(kind)
+    finally:
+        shards.close()
+    return tables.concat("late", late), tables.concat("chunks", chunks)
+
+
+def _rows(snapshot: Snapshot, held: Sequence[Spans], own: ShardSchema) -> pa.Table:
+    """A row of the late table for each range of steps, whose values lie end to end."""
     row, lo, hi = (np.concatenate([getattr(spans, name) for spans in held]) for name in ("rows", "lo", "hi"))
     some = hi > lo
     row, lo, counts = row[some], lo[some], (hi - lo)[some]
     found = snapshot.take(row, [*STREAM, "position"])
     return tables.from_columns("late", {
         **{name: found[name] for name in STREAM}, "position": found["position"].to_numpy() + lo, "length": counts,
-        "shard": key, "start": np.cumsum(counts) - counts, "schema": own.dumps(),
+        "start": np.cumsum(counts) - counts, "schema": own.dumps(),
         "fields": [[spec.name for spec in own.fields]] * len(row), "dropped": False,
     })  # fmt: skip

@@ -3,12 +3,8 @@ of their steps, in shards of their own. Data that was written before stays as it
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,16 +23,28 @@ from archive.base import (
     escape_path,
     jsontree,
     layout,
-    show,
 )
 from archive.fields import to_path
 from archive.index import Annotations, EpisodeIndex, Snapshot, labels, value_set
-from archive.log import Addition, Attempt, Change, Commit, CommitLog, Requirement, about, new_session
+from archive.log import (
+    Addition,
+    Attempt,
+    Change,
+    Commit,
+    CommitLog,
+    FileRef,
+    Requirement,
+    about,
+    new_session,
+    tablefiles,
+)
 from archive.observe import timed
+from archive.read import lateshards
 from archive.read.chosen import Chosen
-from archive.read.lateshards import StoredFields, checked, written
+from archive.read.lateshards import StoredFields, checked
 from archive.read.reader import Reader
 from archive.read.spans import Spans
+from archive.store import Storage
 from archive.tables import ADDRESS, KEYS, STRETCH, of_segments, overlaps
 
 if TYPE_CHECKING:
@@ -82,7 +90,7 @@ def _still_there(kind: str, seen: Snapshot, rows: pa.Table) -> Requirement:
     return check
 
 
-def _log_of(annotations: Annotations) -> CommitLog:
+def log_of(annotations: Annotations) -> CommitLog:
     """The log of the episodes' archive; UsageError if it was opened at a commit."""
     if annotations.read_only:
         raise UsageError(
@@ -121,7 +129,7 @@ def label_all(episodes: Chosen, said: Mapping[str, Any], by: str | None = None) 
         raise UsageError("no labels were given: give some, as in eps.label(success=True)")
     texts = {check_key(key): labels.text_of(value, key) for key, value in said.items()}
     index, count = episodes.episode_index, len(episodes)
-    log = _log_of(index.snapshot.annotations)
+    log = log_of(index.snapshot.annotations)
     if count:
         of = np.repeat(np.arange(len(texts)), count)
         rows = _rows(index, np.tile(episodes.numbers, len(texts)), list(texts), list(texts.values()), of)
@@ -203,28 +211,42 @@ def add(log: CommitLog, known: EpisodeIndex, given: Fields, provenance: Any, by:
     steps, known_fields = spans.lengths().tolist(), reader.shown(spans).schemas
     values = ({name: of[episode] for name, of in given.items() if episode in of} for episode in ids)
     fields = [checked(of, n, episode, known_fields) for of, n, episode in zip(values, steps, ids, strict=True)]
-    return write(log, reader, ((spans.pick(np.array([i])), of) for i, of in enumerate(fields)), provenance, by)
+    made = ((spans.pick(np.array([i])), of) for i, of in enumerate(fields))
+    why = None if provenance is None else jsontree.dumps(provenance, where="provenance")
+    return _add(log, reader.snapshot, made, why, by)
 
 
 @timed("add_fields")
-def write(
-    log: CommitLog, reader: Reader, made: Iterable[tuple[Spans, StoredFields]], provenance: Any, by: str | None
+def _add(
+    log: CommitLog, seen: Snapshot, made: Iterable[tuple[Spans, StoredFields]], provenance: str | None, by: str | None
 ) -> Commit:
-    """Write derived columns of episodes, each with its steps, as they are made; then commit them all."""
-    why = None if provenance is None else jsontree.dumps(provenance, where="provenance")
+    """Write derived columns of episodes, each with its steps, and commit them."""
     if by is not None:
         check_text(by, "by")
-    about_it = about.find(log.storage)
-    if about_it is None:
-        raise CorruptCommitError(f"{log.storage.full_url(layout.ARCHIVE_KEY)} is gone; put it back from a copy")
     session = new_session()
-    rows, chunks = written(reader.snapshot, session, about_it[0].layout, made)
+    rows, chunks = lateshards.write(log.storage, session, layout_of(log.storage), lateshards.gathered(seen, made))
     if not rows.num_rows:
         return log.catch_up()
-    rows = _stamped("late", rows, by, provenance=why)
-    there = _still_there("late", reader.snapshot, rows)
-    change = Change("late", lambda parent, attempt: ({"late": rows}, {"chunks": chunks}), [there], session=session)
+    late, file = placed(log.storage, session, rows, chunks, provenance, by)
+    there = _still_there("late", seen, late)
+    change = Change("late", lambda parent, attempt: ({"late": late}, {"chunks": file}), [there], session=session)
     return log.commit(f"late/{uuid.uuid4().hex}", change)
+
+
+def layout_of(storage: Storage) -> str:
+    """The layout of an archive's shards."""
+    found = about.find(storage)
+    if found is None:
+        raise CorruptCommitError(f"{storage.full_url(layout.ARCHIVE_KEY)} is gone; put it back from a copy")
+    return found[0].layout
+
+
+def placed(
+    storage: Storage, session: str, rows: pa.Table, chunks: pa.Table, provenance: str | None, by: str | None
+) -> tuple[pa.Table, FileRef]:
+    """Rows of the late table as they are committed, and the file that they name with the chunk rows of their shards."""
+    file = tablefiles.write(storage, session, "chunks", chunks)
+    return _stamped("late", tablefiles.with_chunks(rows, file), by, provenance=provenance), file
 
 
 @timed("drop_fields")
@@ -259,52 +281,3 @@ def _to_drop(late: pa.Table, name: str) -> pa.Table:
     taken = late.filter(pa.array(has & ~dropped & (commit > since))).select(list(STRETCH))
     columns = {column: taken[column] for column in taken.column_names}
     return tables.from_columns("late", {**columns, "fields": [[name]] * taken.num_rows, "dropped": True})
-
-
-def map_all(
-    episodes: Chosen,
-    streamed: Iterable[tuple[Any, dict[str, Any]]],
-    fn: Callable[..., Mapping[Any, Any]],
-    adds: Sequence[Any] | None,
-    provenance: Any,
-    by: str | None,
-) -> None:
-    """Add derived columns that a function makes of each episode's steps, as they are streamed; one commit ends it."""
-    annotations = episodes.episode_index.snapshot.annotations
-    log = _log_of(annotations)
-    made = _made(episodes, streamed, fn, adds)
-    annotations.show(write(log, episodes.reader, made, told(fn, provenance), by))
-
-
-def _made(
-    episodes: Chosen,
-    streamed: Iterable[tuple[Any, dict[str, Any]]],
-    fn: Callable[..., Mapping[Any, Any]],
-    adds: Sequence[Any] | None,
-) -> Iterator[tuple[Spans, StoredFields]]:
-    spans = episodes.step_spans()
-    known, steps = episodes.reader.shown(spans).schemas, spans.lengths().tolist()
-    wanted = None if adds is None else {to_path(name) for name in ([adds] if isinstance(adds, str) else adds)}
-    for i, (episode, data) in enumerate(streamed):
-        found = fn(data)
-        have = {to_path(name) for name in found} if isinstance(found, Mapping) else None
-        if not have or have != (wanted or have):
-            gave = "no dict" if have is None else sorted(map(show, have))
-            raise FieldError(
-                f"the function gave {gave} for episode {episode.id!r}; let it return a dict of one array each, with a "
-                f"row a step, of {sorted(map(show, wanted)) if wanted else 'the fields to add'}"
-            )
-        yield spans.pick(np.array([i])), checked(found, steps[i], episode.id, known)
-
-
-def told(fn: Callable[..., Any], provenance: Any) -> dict[str, Any]:
-    """A record of the function that made the columns: its name, the version of its package, a digest of its text."""
-    module = getattr(fn, "__module__", None) or ""
-    out = {"function": f"{module}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"}
-    package = sys.modules.get(module.partition(".")[0])
-    version = getattr(fn, "__version__", None) or getattr(package, "__version__", None)
-    if version is not None:
-        out["version"] = str(version)
-    with suppress(OSError, TypeError):  # typed at a prompt, or not a function
-        out["source"] = hashlib.sha256(inspect.getsource(fn).encode()).hexdigest()[:16]
-    return out if provenance is None else {**out, "provenance": provenance}

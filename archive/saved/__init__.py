@@ -10,12 +10,13 @@ from archive.saved.index import (
     AttributeRef,
     ColumnRef,
     PartIndex,
+    SavedIndex,
     StateRef,
     TickColumn,
     TickIndex,
     load,
 )
-from archive.saved.object import Part, TickObject, pack
+from archive.saved.object import Part, TickObject, WholeObject, pack
 from archive.saved.part import Request, keeps_rows, name_taken, stage
 
 __all__ = [
@@ -29,12 +30,14 @@ __all__ = [
     "PartIndex",
     "Request",
     "Saved",
+    "SavedIndex",
     "SessionFold",
     "StateRef",
     "TickColumn",
     "TickIndex",
     "TickObject",
     "Values",
+    "WholeObject",
     "changed",
     "common",
     "counted",

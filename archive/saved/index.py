@@ -95,8 +95,21 @@ class PartRows(Record):
     left_out: Count = 0
 
 
+class SavedIndex(Record):
+    """The index of an object. `nonce`: of one writing of it; REMEDY: how to go on without it, in errors."""
+
+    REMEDY: ClassVar[str]
+    nonce: str
+    members: Members
+
+    @property
+    def key(self) -> str:
+        """The key of its object."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True)
-class PartIndex(Record):
+class PartIndex(SavedIndex):
     """The index of a rank's part of a checkpoint.
 
     Columns and attributes by buffer and name. `known_at`: the commit up to which ids that the user gave were checked;
@@ -173,7 +186,7 @@ class TickColumn(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class TickIndex(Record):
+class TickIndex(SavedIndex):
     """The index of an object of a rank's journal.
 
     It holds one shard at most: a tick of more shards makes more objects; all but the last have `goes_on`.
@@ -212,7 +225,7 @@ class TickIndex(Record):
         return layout.journal_key(self.session, self.rank, self.number)
 
 
-I = TypeVar("I", PartIndex, TickIndex)  # noqa: E741
+I = TypeVar("I", bound=SavedIndex)  # noqa: E741
 
 
 def load(kind: type[I], data: bytes, key: str, where: str, nonce: str | None = None) -> I:

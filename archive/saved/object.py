@@ -259,17 +259,16 @@ def _check_empty(view: ShardView, name: str, runs: Sequence[tuple[int, int]]) ->
         raise CorruptChunkError(f"it has no array {name!r:.80}")
 
 
-class TickObject(SavedObject[TickIndex]):
-    """An object of a rank's journal, from all its bytes; CorruptStateError if one of them is not as it was written."""
+class WholeObject(SavedObject[I]):
+    """An object, from all its bytes; CorruptStateError if one of them is not as it was written."""
 
-    damage = f"it is damaged; {TickIndex.REMEDY}"
-
-    def __init__(self, data: bytes, key: str, where: str) -> None:
+    def __init__(self, kind: type[I], data: bytes, key: str, where: str) -> None:
         super().__init__(key, where)
         self._data = data
-        self.index = load(TickIndex, data[slice(*indexed.index_span(data, where))], key, where)
+        self.damage = f"it is damaged; {kind.REMEDY}"
+        self.index = load(kind, data[slice(*indexed.index_span(data, where))], key, where)
         if data[-_END_BYTES:][:4] != _END:
-            raise CorruptStateError(f"{where} is cut short, as by a torn write; {TickIndex.REMEDY}")
+            raise CorruptStateError(f"{where} is cut short, as by a torn write; {kind.REMEDY}")
         for member in self.index.members:
             self._check(member, self._get([self._range(member)])[0])
 
@@ -289,14 +288,38 @@ class TickObject(SavedObject[TickIndex]):
         except CorruptStateError:
             raise
         except (IntegrityError, FieldError, MissingObjectError) as e:
-            raise CorruptStateError(f"the columns in {self.where} are damaged: {e}; {TickIndex.REMEDY}") from e
+            raise CorruptStateError(f"the arrays in {self.where} are damaged: {e}; {self.index.REMEDY}") from e
 
     def _get(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         return [self._data[one.start : one.stop] for one in ranges]
 
     def table(self, kind: str) -> pa.Table:
-        """Its rows of a table: "segments", "ledger" or "live"."""
-        return self.tables(kind)[0] if self.index.rows.get(kind) else tables.schema(kind).empty_table()
+        """Its rows of a table; none where it has no such member."""
+        return self.tables(kind)[0] if self.has(f"{kind}.parquet") else tables.schema(kind).empty_table()
+
+    @cached_property
+    def _view(self) -> ShardView:
+        (packed,) = self.files([_METADATA])
+        return ShardView(packed if packed[:1] == b"{" else inflate(packed))
+
+    def array(self, path: str, count: int) -> Array:
+        """An array of so many rows; CorruptStateError, before any is read, if it has others."""
+        with self._told():
+            if path not in self._view.paths or self._view.describe(path).shape[0] != count:
+                raise CorruptStateError(
+                    f"{self.where} has no array {path!r:.80} of {count} rows, as its index says; {self.damage}"
+                )
+            own = [one for one in self.index.members if one.array == path]
+            chunks = dict(zip((one.name for one in own), self._get([self._range(one) for one in own]), strict=True))
+            (values,) = self._view.read_many(path, [(0, count)], chunks)
+            return values
+
+
+class TickObject(WholeObject[TickIndex]):
+    """An object of a rank's journal."""
+
+    def __init__(self, data: bytes, key: str, where: str) -> None:
+        super().__init__(TickIndex, data, key, where)
 
     def chunks(self) -> pa.Table:
         """Rows of the chunk table for the shard in it, from the offsets in its index."""
@@ -309,27 +332,11 @@ class TickObject(SavedObject[TickIndex]):
         with self._told():
             return {b: {name: self._values(one) for name, one in of.items()} for b, of in columns.items()}
 
-    @cached_property
-    def _view(self) -> ShardView:
-        (packed,) = self.files([_METADATA])
-        return ShardView(packed if packed[:1] == b"{" else inflate(packed))
-
     def _values(self, column: TickColumn) -> Values:
         ranges = None
         if column.ranges is not None:
-            ranges = self._array(column.ranges, 2 * sum(count for *_, count in column.streams))
+            ranges = self.array(column.ranges, 2 * sum(count for *_, count in column.streams))
         steps, streams = stretches_of(column, ranges, self.where)
-        array = self._array(column.array, int(steps.length.sum()))
+        array = self.array(column.array, int(steps.length.sum()))
         dtypes.check_stored(array, column.dtype)
         return Values(Column(array, column.dtype), steps, streams)
-
-    def _array(self, path: str, count: int) -> Array:
-        """An array of so many rows; CorruptStateError, before any is read, if it has others."""
-        if path not in self._view.paths or self._view.describe(path).shape[0] != count:
-            raise CorruptStateError(
-                f"{self.where} has no array {path!r:.80} of {count} rows, as its columns say; {self.damage}"
-            )
-        own = [one for one in self.index.members if one.array == path]
-        chunks = dict(zip((one.name for one in own), self._get([self._range(one) for one in own]), strict=True))
-        (values,) = self._view.read_many(path, [(0, count)], chunks)
-        return values

@@ -3,10 +3,11 @@ answers to requests), read within a bound as records."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from archive.base import IntegrityError, Record, records
+from archive.base import AlreadyExistsError, IntegrityError, Record, records
 from archive.store.root import split_file
 from archive.store.storage import Storage
 
@@ -28,6 +29,15 @@ def read_small(storage: Storage, key: str, kind: type[R], error: type[IntegrityE
     """A small object as a record; MissingObjectError if it is missing, `error` if it is something else."""
     what = storage.full_url(key)
     return kind.from_json(parse(read_bytes(storage, key, error), what, error), what=what, error=error)
+
+
+def create_small(storage: Storage, key: str, record: Record) -> bool:
+    """Create a small object; True if it is this one that is there now, False if there was another."""
+    try:
+        storage.create_once(key, json.dumps(record.to_json()).encode())
+    except AlreadyExistsError:
+        return False
+    return True
 
 
 def read_file(url: Any, storage_options: Mapping[str, Any] | None = None) -> bytes:

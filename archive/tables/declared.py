@@ -252,11 +252,21 @@ _LATE = {
     "provenance": _PROSE.or_null("not told").says("JSON value: what made it (function, version, weights)"),
     "by": _BY.says("who added it"),
     "dropped": _FLAG.says("the fields are taken away from these steps"),
-    "created_at": _TIME.says("when"),
-    "commit": _OF_COMMIT,
-    "chunks": _NAME.unless("dropped"),
-    "chunks_bytes": COUNT.unless("dropped"),
-    "chunks_crc32c": _CHECKSUM.unless("dropped").says("file of its shard's chunk rows"),
+    "created_at": _TIME.once_committed.says("when"),
+    "commit": _OF_COMMIT.once_committed,
+    "chunks": _NAME.unless("dropped").once_committed,
+    "chunks_bytes": COUNT.unless("dropped").once_committed,
+    "chunks_crc32c": _CHECKSUM.unless("dropped").once_committed.says("file of its shard's chunk rows"),
+}
+_BATCHES = {
+    "batch": COUNT.says("number of the batch"),
+    "number": _NUMBER.or_null("items of a job that have names").says("an item of it, such as an episode's place"),
+    "name": _TEXT.or_null("items of a job that have numbers").says("an item of it, such as a shard's key"),
+}
+_FAILED = {
+    "batch": COUNT.says("number of the batch"),
+    "episode_id": _TEXT.says("the episode at which a job's function failed"),
+    "error": _TEXT.says("class and text of the error"),
 }
 _TAGS = {
     "name": _TEXT.says("of the tag; there is one row of a name"),
@@ -316,6 +326,8 @@ TABLES = {
     "runfiles": Table(_RUNFILES, (Rule(("first",), "files that are not in the order of their runs", _mixed),)),
     "labels": Table(_LABELS, of=ADDRESS, listed=True, about=(*ADDRESS, "key"), told=("value", "by", "created_at")),
     "late": Table(_LATE, of=STRETCH, listed=True, about=(*STREAM, "position", "fields"), told=_OF_LATE),
+    "batches": Table(_BATCHES),
+    "failed": Table(_FAILED),
     "tags": Table(_TAGS, listed=True),
     "ledger": Table(_LEDGER, of=EPISODE, listed=True),
 }

@@ -34,8 +34,9 @@ def test_labels_are_those_that_the_metrics_have() -> None:
         w.add_episode({"x": np.arange(5)})
         made = w.checkpoint(step=1).result()
         resharding.plan(made, world_size=1).share(0).read()
+        arc.refresh().episodes.map(lambda steps: {"y": steps["x"]}, job="y")
         text = archive.metrics()
-    has: dict[str, set[str]] = {family.prometheus: {"operation"} for family in FAMILIES if family.name.endswith("ures")}
+    has = {family.prometheus: {"operation"} if family.name.endswith("ures") else set[str]() for family in FAMILIES}
     for name, inside in re.findall(r"^(\w+)\{(.*)\} ", text, re.MULTILINE):
         has.setdefault(metric(name), set()).update(re.findall(r"(\w+)=", inside))
     for query in QUERIES:

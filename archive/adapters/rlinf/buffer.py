@@ -18,7 +18,7 @@ from archive.adapters import check_option
 from archive.adapters.rlinf import trajectory as rlinf
 from archive.adapters.rlinf.contents import Contents, Entry, Flat, Taken, joined, read, taken, taken_apart
 from archive.adapters.rlinf.sinks import Sink, Sinks
-from archive.adapters.rlinf.stored import ADDED, Asked, Home, Job, Start, entries_of, find, job_world_size, where
+from archive.adapters.rlinf.stored import ADDED, Asked, BufferJob, Home, Start, entries_of, find, job_world_size, where
 from archive.adapters.rlinf.trajectory import SYSTEM, Weights
 from archive.base import ClosedError, EmptyBufferError, UsageError, forking, logger
 from archive.checkpoint import MAIN_BUFFER, Pending, finish_at_exit
@@ -103,7 +103,7 @@ class TrajectoryReplayBuffer:
         given = where(auto_save_path) if auto_save_path else None
         self._where = given if auto_save else None  # the archive that all is appended to
         own = given.rank if given and rank is None else rank
-        self._job = Job(own, world_size, run, session, buffer, storage_options)
+        self._job = BufferJob(own, world_size, run, session, buffer, storage_options)
         self._writing = forking.lock(self, "_writing")  # of the calls that use its sinks, which take turns
         self._lock = forking.lock(self)
         self._closed = False

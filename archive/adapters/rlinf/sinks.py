@@ -11,7 +11,7 @@ from archive import Archive, Writer
 from archive.adapters import Item, Saved, checkpoint, part_of
 from archive.adapters.rlinf import trajectory as trajectories
 from archive.adapters.rlinf.contents import Entry
-from archive.adapters.rlinf.stored import Home, Homes, Job, Start, Where
+from archive.adapters.rlinf.stored import BufferJob, Home, Homes, Start, Where
 from archive.adapters.rlinf.trajectory import Mark, Steps, renumbered
 from archive.base import process_group
 from archive.checkpoint import Pending, on_terminal
@@ -224,7 +224,13 @@ class Sinks:
     the one that all is appended to, the last one written to stays open."""
 
     def __init__(
-        self, job: Job, auto: Where | None, interval_s: float, visible: Visible, homes: Homes, journal_s: float | None
+        self,
+        job: BufferJob,
+        auto: Where | None,
+        interval_s: float,
+        visible: Visible,
+        homes: Homes,
+        journal_s: float | None,
     ) -> None:
         self.job = job
         self.open: dict[str, Sink] = {}

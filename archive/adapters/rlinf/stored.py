@@ -207,7 +207,7 @@ def where(path: Any) -> Where:
 
 
 @dataclass
-class Job:
+class BufferJob:
     """The job that a buffer belongs to. What is None is asked for when it is needed."""
 
     rank: int | None
@@ -291,7 +291,7 @@ class Start(NamedTuple):
     generator: torch.Generator | None = None
 
 
-def find(job: Job, asked: Asked, own: Collection[str] = ()) -> Start:
+def find(job: BufferJob, asked: Asked, own: Collection[str] = ()) -> Start:
     """The start of the rank that a path means: all as it was in a world of the same size, else a part of all.
 
     The newest checkpoint there has it, with what was journaled since; where none was made, what was committed.
@@ -379,7 +379,7 @@ def _added(held: Episodes, numbers: Mapping[str, int], state: Mapping[str, Any])
     return counts[newest] if counts else 0
 
 
-def _of_commits(arc: Archive, job: Job, asked: Asked) -> Start:
+def _of_commits(arc: Archive, job: BufferJob, asked: Asked) -> Start:
     """The start where auto_save committed and nobody made a checkpoint: the trajectories that a rank wrote, in a world
     of as many; else a contiguous part of all, by number. NothingThereError where nothing was committed."""
     every = arc.episodes.filter(buffer=job.buffer)

@@ -1,0 +1,26 @@
+"""Jobs: work over all that is stored, in batches, on any number of workers. A function or another procedure comes in;
+the results of batches, each made once, are on the store, and commits of them go out."""
+
+from __future__ import annotations
+
+from archive.jobs.columns import Terms, map_columns
+from archive.jobs.job import Batches, Job, Jobs
+from archive.jobs.receipts import Procedure, Receipt, Result
+from archive.jobs.records import JobRound, is_result, job_of
+from archive.jobs.runner import Crew, JobCall
+
+__all__ = [
+    "Batches",
+    "Crew",
+    "Job",
+    "JobCall",
+    "JobRound",
+    "Jobs",
+    "Procedure",
+    "Receipt",
+    "Result",
+    "Terms",
+    "is_result",
+    "job_of",
+    "map_columns",
+]

@@ -1,0 +1,550 @@
+"""Derived columns that a function makes of the steps of each episode: `episodes.map`.
+
+The results of a batch are rows of the late table. Small columns are within its receipt, and a commit packs those of
+many batches into shards; large ones are in shards of their own, which the worker writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, pairwise
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from archive import tables
+from archive.arrays import Ints, Steps, arrow, numbers, places, run_starts, sums
+from archive.base import (
+    ExpiredError,
+    FieldError,
+    IntegrityError,
+    JobError,
+    StorageError,
+    UsageError,
+    escape_path,
+    jsontree,
+    logger,
+    seconds_of,
+    show,
+    unescape_path,
+)
+from archive.checkpoint import Checkpoints
+from archive.fields import parse, to_path
+from archive.index import Annotations, EpisodeIndex, Snapshot, Walk
+from archive.jobs.job import Batches, Begun, Job
+from archive.jobs.receipts import Agree, Items, Procedure, Receipt, Result
+from archive.jobs.records import CANCELLED, FINISHED, REPLACED, Fold, FoldCommit, JobRound, check_name
+from archive.jobs.runner import Crew, JobCall, Progress
+from archive.log import Addition, Attempt, Change, Commit, CommitLog, commits, new_session
+from archive.observe import add, gauge, timed
+from archive.read import (
+    Episodes,
+    LateRows,
+    Reader,
+    Selection,
+    Spans,
+    StoredFields,
+    derivations,
+    lateshards,
+    notes,
+    sizes,
+)
+from archive.read.chunks import LastChunks, LateFields
+from archive.store import Storage
+from archive.tables import STRETCH, coded, overlaps
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+KIND = "map"
+ONLY = ("all", "missing", "stale")
+BATCH_BYTES = 64 * 1024 * 1024  # of the steps that are read
+_OWN_SHARD_BYTES = 1024 * 1024  # of the columns of a batch: from here on they get shards of their own
+_EPISODES, _LEAST_BATCHES, _MOST_BATCHES = 64, 16, 1000  # of a batch, and of a job, where bytes do not decide
+_FOLDED = 2048  # results that one commit makes visible, at most
+_MAX_ERROR = 500  # characters
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The arguments of a call that its results depend on."""
+
+    fields: Any
+    adds: Sequence[Any] | None
+    missing: Any
+    derive: Any
+    on_error: str
+    max_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The arguments as JSON, by which a later call is compared."""
+        derived = [show(one.name) for one in parse(self.derive)]
+        return {
+            "fields": _names(self.fields),
+            "adds": _names(self.adds),
+            "missing": repr(self.missing),
+            "derive": derived,
+        }
+
+
+def _names(given: Any) -> list[str] | None:
+    """Names of fields, in order; None for all."""
+    names = None if given is None else [given] if isinstance(given, str) else list(given)
+    return None if names is None else sorted(escape_path(to_path(name)) for name in names)
+
+
+@timed("map")
+def map_columns(
+    episodes: Episodes, fn: Any, terms: Terms, crew: Crew, *, job: str | None, only: str, commit_every: str | None,
+    batch_size: int | None, provenance: Any, by: str | None, progress: Progress | None,
+) -> None:  # fmt: skip
+    """Add the columns that a function makes of each episode; see `Episodes.map`."""
+    if only not in ONLY or terms.on_error not in ("raise", "skip"):
+        wrong, choices = ("only", ONLY) if only not in ONLY else ("on_error", ("raise", "skip"))
+        raise UsageError(f"{wrong}={getattr(terms, wrong, only)!r}: give one of {', '.join(map(repr, choices))}")
+    if batch_size is not None and batch_size < 1:
+        raise UsageError(f"batch_size={batch_size}: give a number of episodes above 0")
+    annotations = episodes.episode_index.snapshot.annotations
+    log = notes.log_of(annotations)
+    about = told(fn, provenance)
+    function = digest(fn)
+    every_s = None if commit_every is None else seconds_of(commit_every, "commit_every")
+    if job is not None:
+        check_name(job)
+    if only != "all" and terms.adds is None:
+        raise UsageError(f'only={only!r} looks for columns by name: say which fn makes, as in adds=["reward_v2"]')
+    crew.check(log.storage, fn)
+    left = partial(_left, episodes, log, terms, function, only)
+    if job is None:
+        chosen = left()
+        plan = Batches.of(_cut(chosen, terms, batch_size, whole=crew.alone))
+        call, source = JobCall(log.storage, new_session(), plan, function=function), chosen
+    else:
+        found = _begun(episodes, log, Job(log.storage, job), function, terms, only, left, batch_size)
+        if found is None:
+            annotations.show(log.catch_up())
+            return
+        call, source = found
+    columns = _Columns(source, fn, terms, notes.layout_of(log.storage), call.session)
+    commit = _Folding(log, call, jsontree.dumps(about, where="provenance"), by, every_s if job else None)
+    commit.unfinished()
+    call.carry_out(columns, crew, progress, commit.when_due)
+    commit.rest()
+    call.finish()
+    annotations.show(log.head)
+
+
+# -- what is to be done ------------------------------------------------------------------------------------------------
+
+
+def _left(episodes: Episodes, log: CommitLog, terms: Terms, function: str, only: str) -> Episodes:
+    """The episodes that a call is to make columns for."""
+    if only == "all" or not len(episodes):
+        return episodes
+    late = Annotations(log.storage, log.catch_up()).late
+    where = LateFields(late, episodes.reader.snapshot.columns(STRETCH)).where
+    spans = episodes.step_spans()
+    here, covered = Steps(spans.rows, spans.lo, spans.hi), spans.lengths()
+    texts, code = coded(late["provenance"].fill_null("null"))
+    mine = np.array([only == "missing" or _source(text) == function for text in texts], bool)[code]
+    for name in _names(terms.adds) or ():
+        given = where.get(unescape_path(name))
+        met = here.meet(here.pick([]) if given is None else given.pick(mine[given["late"]]))
+        per_span = np.bincount(met.left, met.hi - met.lo, len(spans.rows)).astype(np.int64)
+        covered = np.minimum(covered, sums(per_span, spans.offsets))
+    return episodes.pick(np.flatnonzero(covered < spans.lengths()))
+
+
+def _source(provenance: str) -> Any:
+    """The digest of the function that made a column."""
+    value = jsontree.loads(provenance)
+    return value.get("source") if isinstance(value, dict) else None
+
+
+def _cut(episodes: Episodes, terms: Terms, size: int | None, *, whole: bool) -> list[Ints]:
+    """The numbers of the episodes of each batch, in the order in which they are stored: no batch has steps of two
+    shards, or more than its bytes. whole: one worker makes all, and a batch may have any number of episodes."""
+    spans, count = episodes.step_spans(), len(episodes)
+    first = spans.rows[np.minimum(spans.offsets[:-1], max(0, len(spans.rows) - 1))]
+    table = episodes.reader.snapshot.take(first, ["shard", "start"])
+    shard = coded(table["shard"].cast("string").fill_null(""))[1]
+    order = np.lexsort((numbers(table["start"], 0), shard))
+    nbytes = episodes.sizes(None if terms.derive else terms.fields)[order]
+    most = size or max(1, min(count // _LEAST_BATCHES, max(_EPISODES, count // _MOST_BATCHES)))
+    if whole and size is None:
+        most, shard = count, np.zeros(count, np.int64)
+    heads = run_starts(shard[order])
+    out = []
+    for start, stop in pairwise([*heads.tolist(), count]):
+        for at, end in sizes.runs(nbytes[start:stop], min(BATCH_BYTES, terms.max_bytes)):
+            out += [order[i : min(i + most, start + end)] for i in range(start + at, start + end, most)]
+    return [episodes.numbers[places_of] for places_of in out]
+
+
+def _begun(
+    episodes: Episodes, log: CommitLog, job: Job, function: str, terms: Terms, only: str,
+    left: Callable[[], Episodes], batch_size: int | None,
+) -> tuple[JobCall, Episodes] | None:  # fmt: skip
+    """A call's share in a job, and the episodes that its plan has the places of. None if nothing is left to do."""
+    rounds = job.rounds()
+    if rounds:
+        newest, end = rounds[-1]
+        _check_same(job, newest, function, terms, only, log.storage.url)
+        if end is None and newest.function == function:
+            logger.info("job %r goes on: %d batches of commit %d", job.name, newest.batches, newest.commit)
+            begun = Begun(newest, job.plan(newest), others=True)
+            return JobCall(log.storage, newest.session, begun.plan, job, begun, function), _frozen(log.storage, newest)
+        if end is None:
+            job.ends(newest, REPLACED)
+        elif end.outcome == FINISHED and only == "all" and newest.function == function:
+            logger.info("job %r is finished; only='missing' makes what came since, another name all anew", job.name)
+            return None
+    chosen = left()
+    if not len(chosen):
+        logger.info("job %r: nothing is left to do at commit %d", job.name, log.head.number)
+        return None
+    snapshot = chosen.reader.snapshot
+    plan = Batches.of(_cut(chosen, terms, batch_size, whole=False))
+    begun = job.begin(
+        plan, kind=KIND, archive=log.archive_id, commit=snapshot.commit.number, session=new_session(),
+        annotations=snapshot.annotations.head.number, checkpoint=chosen.checkpoint, terms=terms.to_json(),
+        function=function,
+    )  # fmt: skip
+    if begun.others:
+        _check_same(job, begun.record, function, terms, only, log.storage.url)
+        chosen = _frozen(log.storage, begun.record)
+    else:
+        _check_there(log, job, begun.record)
+    return JobCall(log.storage, begun.record.session, begun.plan, job, begun, function), chosen
+
+
+def _check_same(job: Job, known: JobRound, function: str, terms: Terms, only: str, url: str) -> None:
+    """UsageError for a job of another kind, function or other arguments."""
+    if known.kind != KIND:
+        raise UsageError(f"job {job.name!r} at {url} is of kind {known.kind!r}: give another name")
+    if known.function != function and only != "stale":
+        raise UsageError(
+            f"job {job.name!r} at {url} is of another function: its digest is {known.function}, that of the one given "
+            f"here {function}. Give another name; or only='stale', which makes again what other versions made"
+        )
+    ours = terms.to_json()
+    differ = [name for name, value in ours.items() if known.terms.get(name) != value]
+    if differ and known.function == function:
+        name = differ[0]
+        raise UsageError(
+            f"job {job.name!r} at {url} was begun with {name}={known.terms.get(name)!r}, not {ours[name]!r}: call it "
+            "with the same, or give another name"
+        )
+
+
+def _check_there(log: CommitLog, job: Job, round: JobRound) -> None:
+    """ExpiredError, and the round is ended, if a prune deleted what it froze after that was opened and before the round
+    was there to be seen: from then on prunes spare it."""
+    storage = log.storage
+    frozen = [*commits.read_all(storage, round.frozen, log.head)]
+    pruned = commits.pruned_since(storage, min(frozen, key=lambda one: one.number))
+    walk = Walk(storage)
+    named = {ref.path for one in frozen for ref in one.files_led_to} & pruned.keys()  # then they cannot be read, either
+    gone = min(named or (key for one in frozen if pruned for key in walk.reach(one).keys & pruned.keys()), default=None)
+    if gone is not None:
+        job.ends(round, CANCELLED)
+        raise ExpiredError(
+            f"{storage.full_url(gone)} was pruned by commit {pruned[gone]} after these episodes were opened; nothing "
+            "was done. Open the archive again, and begin the job anew"
+        )
+
+
+def _frozen(storage: Storage, round: JobRound) -> Episodes:
+    """The episodes among which those of a round are, as of the commits that it froze."""
+    commit, head = commits.read(storage, round.commit), commits.read(storage, round.annotations)
+    annotations = Annotations(storage, head, read_only=True)
+    if round.checkpoint is not None:
+        of = Checkpoints(storage, commit, annotations=annotations)
+        return of.at_commit(round.checkpoint, None if round.checkpoint == round.commit else round.commit).episodes
+    snapshot = Snapshot(storage, commit, annotations)
+    return Episodes(Reader(snapshot), EpisodeIndex(snapshot))
+
+
+# -- in a worker -------------------------------------------------------------------------------------------------------
+
+
+class _Columns(Procedure):
+    """A function over episodes. Items are their numbers in the index."""
+
+    def __init__(self, episodes: Episodes, fn: Any, terms: Terms, archive_layout: str, session: str) -> None:
+        self._episodes, self._fn, self._terms = episodes, fn, terms
+        self._layout, self._session = archive_layout, session
+        self._tails: LastChunks = {}
+        self._call: Any = None
+        self._adds = _names(terms.adds)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_call": None, "_tails": {}}
+
+    def run(self, items: Items, agree: Agree) -> Result:
+        if self._call is None:
+            self._call = self._fn() if inspect.isclass(self._fn) else self._fn
+        at = places(np.asarray(items, np.int64), self._episodes.numbers)
+        if (at < 0).any():
+            raise JobError(f"the job's plan names an episode that commit {self._commit} does not have")
+        some = self._episodes.pick(at)
+        times, failed = dict.fromkeys(("read", "computed"), 0.0), list[tuple[str, str]]()
+        snapshot, storage = some.reader.snapshot, some.reader.snapshot.storage
+        made = lateshards.gathered(snapshot, self._made(some, agree, times, failed))
+        held, nbytes = list[LateRows](), 0
+        for one in made:
+            held.append(one)
+            nbytes += one.nbytes
+            if nbytes >= _OWN_SHARD_BYTES:
+                late, chunks = lateshards.write(storage, self._session, self._layout, chain(held, made))
+                return _result({"late": late, "chunks": chunks}, {}, failed, times)
+        rows = [tables.set_column(one.rows, "shard", str(i)) for i, one in enumerate(held)]
+        arrays = {f"{i}/{name}": array for i, one in enumerate(held) for name, array in one.arrays.items()}
+        return _result({"late": tables.concat("late", rows)}, arrays, failed, times)
+
+    @property
+    def _commit(self) -> int:
+        return self._episodes.reader.snapshot.commit.number
+
+    def _made(
+        self, some: Episodes, agree: Agree, times: dict[str, float], failed: list[tuple[str, str]]
+    ) -> Iterator[tuple[Spans, StoredFields]]:
+        """The columns of each episode, with its steps. Episodes at which the function fails are left out and listed, or
+        its error is raised."""
+        spans = some.step_spans()
+        known, steps, ids = some.reader.shown(spans).schemas, spans.lengths().tolist(), _ids(some)
+        for i, read in self._read(some, times):
+            began = perf_counter()
+            try:
+                columns = lateshards.checked(self._columns(read(), ids[i]), steps[i], ids[i], known)
+                kind = _kind(columns)
+                if kind != (first := agree(kind)):
+                    raise FieldError(
+                        f"the function gave {kind} for episode {ids[i]!r}, and {first} for the first ones of this "
+                        "call: let it return the same fields, in the same dtypes and shapes, for each"
+                    )
+            except Exception as e:
+                if self._terms.on_error == "raise" or isinstance(e, StorageError):
+                    e.add_note(f"at episode {ids[i]!r}; on_error='skip' goes on without such, and lists them")
+                    raise
+                failed.append((ids[i], f"{type(e).__name__}: {e}"[:_MAX_ERROR]))
+                continue
+            finally:
+                times["computed"] += perf_counter() - began
+            yield spans.pick(np.array([i])), columns
+
+    def _read(self, some: Episodes, times: dict[str, float]) -> Iterator[tuple[int, Callable[[], dict[str, Any]]]]:
+        """The number of each episode, and its steps once they are asked for; or the error of reading them."""
+        terms, selection = self._terms, Selection(self._terms.fields, self._terms.missing)
+        for start, stop in sizes.runs(some.sizes(None if terms.derive else terms.fields), terms.max_bytes // 4):
+            run, began = some[start:stop], perf_counter()
+            try:
+                data = self._steps(run, selection)
+            except (FieldError, IntegrityError):
+                if terms.on_error == "raise":
+                    raise
+                yield from ((i, partial(self._alone, some, i, selection)) for i in range(start, stop))
+                continue
+            finally:
+                times["read"] += perf_counter() - began
+            data.reverse()
+            for i in range(start, stop):
+                yield i, data.pop
+
+    def _steps(self, run: Episodes, selection: Selection) -> list[dict[str, Any]]:
+        if self._terms.derive:
+            return derivations.read_all(run, selection, self._terms.derive)
+        return run.reader.read(run.spans(), selection, self._tails)
+
+    def _alone(self, some: Episodes, i: int, selection: Selection) -> dict[str, Any]:
+        return self._steps(some[i : i + 1], selection)[0]
+
+    def _columns(self, data: dict[str, Any], episode: str) -> Mapping[Any, Any]:
+        """The columns that the function makes of the steps of an episode."""
+        found = self._call(data)
+        have = _names(list(found)) if isinstance(found, Mapping) else None
+        if not have or have != (self._adds or have):
+            gave = "no dict" if have is None else have
+            raise FieldError(
+                f"the function gave {gave} for episode {episode!r}; let it return a dict of one array each, with a "
+                f"row a step, of {self._adds or 'the fields to add'}"
+            )
+        return found  # type: ignore[no-any-return]
+
+
+def _ids(some: Episodes) -> list[str]:
+    found: list[str] = some.columns(["episode_id"])["episode_id"].to_pylist()
+    return found
+
+
+def _kind(columns: StoredFields) -> str:
+    """The names of columns, and the dtype and shape of a row of each."""
+    return ", ".join(f"{name}: {one.dtype}{list(one.shape)}" for name, one in sorted(columns.specs.items()))
+
+
+def _result(rows: dict[str, pa.Table], arrays: dict[str, Any], failed: list[tuple[str, str]], times: Any) -> Result:
+    return Result(rows, arrays, steps=int(numbers(rows["late"]["length"]).sum()), failed=failed, seconds=times)
+
+
+# -- commits -----------------------------------------------------------------------------------------------------------
+
+
+class _Folding:
+    """The commits of a call's results: now and then, or one at the end."""
+
+    def __init__(self, log: CommitLog, call: JobCall, provenance: str, by: str | None, every_s: float | None) -> None:
+        self._log, self._call, self._every_s = log, call, every_s
+        self._stamp = provenance, by
+        self._folds = None if call.job is None else call.job.folds()
+        self._due = monotonic() + (every_s or 0)
+
+    def unfinished(self) -> None:
+        """Make the commits that were agreed on, and not made, when a driver died."""
+        call = self._call
+        if self._folds is not None and call.round is not None:
+            for number, fold in self._folds.without_commit(call.round):
+                self._commit(number, fold)
+
+    def when_due(self) -> None:
+        """Commit what is ready, if it is time."""
+        if self._every_s is not None and monotonic() >= self._due:
+            self.rest()
+            self._due = monotonic() + self._every_s
+
+    def rest(self) -> None:
+        """Commit all that is ready."""
+        call = self._call
+        if call.job is None or call.round is None or self._folds is None:
+            self._commit(0, Fold(0, ((0, call.batches),)) if call.batches else Fold(0, ()))
+            return
+        call.job.check_going(call.round)
+        ready = self._folds.ready(call.results)
+        while (agreed := self._folds.agree(call.round, ready, _FOLDED)) is not None:
+            self._commit(*agreed)
+
+    def _commit(self, number: int, fold: Fold) -> None:
+        """Make the commit of a fold, once, whoever makes it."""
+        log, call = self._log, self._call
+        failed: list[pa.Table] = []
+        key = f"job/{call.session}/{number}"
+        log.catch_up()
+        found = log.find(key)
+        if found is None:
+            late, chunks = self._packed(fold, failed)
+            if late.num_rows or call.job is not None:
+                rows, file = notes.placed(log.storage, call.session, late, chunks, *self._stamp)
+                adds = partial(_still_there, rows, {"chunks": file})
+                found = log.commit(key, Change("late", adds, session=call.session))
+        elif self._folds is not None:
+            failed = [one.failed for one in call.read(fold.numbers) if one.index.failed]
+        if found is None:
+            return
+        rows, gone = (found.added.get(name, 0) for name in ("rows", "forgotten"))
+        add("archive.job.rows.committed", rows)
+        gauge("archive.job.rows.ready", 0)
+        if gone:
+            logger.info("%d steps were forgotten meanwhile: their results are left out", gone)
+        if self._folds is not None:
+            table = tables.concat("failed", failed)
+            self._folds.note_made(number, FoldCommit(fold.round, found.number, rows, gone, table.num_rows), table)
+
+    def _packed(self, fold: Fold, failed: list[pa.Table]) -> tuple[pa.Table, pa.Table]:
+        """Rows of the late table and of the chunk table for the results of a fold: small columns of many batches are
+        packed into shards."""
+        placed: list[tuple[pa.Table, pa.Table]] = []
+
+        def small() -> Iterator[LateRows]:
+            for one in self._call.read(fold.numbers):
+                if one.index.failed:
+                    failed.append(one.failed)
+                if one.has("chunks.parquet"):
+                    placed.append((one.table("late"), one.table("chunks")))
+                else:
+                    yield from _held(one)
+
+        storage = self._log.storage
+        own = lateshards.write(storage, self._call.session, notes.layout_of(storage), small())
+        late, chunks = zip(own, *placed, strict=True)
+        return tables.concat("late", late), tables.concat("chunks", chunks)
+
+
+def _held(receipt: Receipt) -> Iterator[LateRows]:
+    """The columns within a receipt."""
+    import pyarrow.compute as pc
+
+    late = receipt.table("late")
+    group = late["shard"].cast("string")
+    for i in group.unique().to_pylist():
+        rows = late.filter(pc.equal(group, i))
+        schema, count = rows["schema"][0].as_py(), int(numbers(rows["length"]).sum())
+        names = rows["fields"][0].as_py()
+        yield LateRows(schema, rows, {name: receipt.array(f"{i}/{name}", count) for name in names})
+
+
+def _still_there(late: pa.Table, says: Mapping[str, Any], parent: Commit, attempt: Attempt) -> Addition:
+    """Rows of the late table without those whose steps were forgotten, as of a commit."""
+    length = numbers(late["length"])
+    there = np.ones(late.num_rows, bool)
+    if parent.let_go is not None:
+        there[:] = False
+        there[overlaps(late, Snapshot(attempt.storage, parent).columns(STRETCH))["late"]] = True
+    kept, rows = late.filter(arrow(there)), int(length[there].sum())
+    return {"late": kept}, {**says, "added": {"rows": rows, "forgotten": int(length.sum()) - rows}}
+
+
+# -- the function ------------------------------------------------------------------------------------------------------
+
+
+def told(fn: Any, provenance: Any) -> dict[str, Any]:
+    """A record of the function that makes columns: its name, the version of its package, and its digest."""
+    module = getattr(fn, "__module__", None) or ""
+    out = {"function": f"{module}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"}
+    package = sys.modules.get(module.partition(".")[0])
+    version = getattr(fn, "__version__", None) or getattr(package, "__version__", None)
+    if version is not None:
+        out["version"] = str(version)
+    out["source"] = digest(fn)
+    return out if provenance is None else {**out, "provenance": provenance}
+
+
+def digest(fn: Any) -> str:
+    """A digest of a function or class: of its text and of the plain values that are bound to it, so that another
+    version has another one. Where there is no text, as of one typed at a prompt, of its code."""
+    return hashlib.sha256(_text(fn).encode()).hexdigest()[:16]
+
+
+def _text(fn: Any) -> str:
+    if isinstance(fn, partial):
+        return f"{_text(fn.func)} {_plain(fn.args)} {_plain(tuple(sorted(fn.keywords.items())))}"
+    named = inspect.unwrap(fn) if inspect.isroutine(fn) or inspect.isclass(fn) else type(fn)
+    code = getattr(named, "__code__", None)
+    try:
+        text = inspect.getsource(named)
+    except (OSError, TypeError):  # typed at a prompt, or not written in Python
+        text = repr((code.co_code, _plain(code.co_consts), code.co_names)) if code is not None else named.__qualname__
+    cells = getattr(named, "__closure__", None) or ()
+    bound = [cell.cell_contents for cell in cells if _has(cell)]
+    version = getattr(fn, "__version__", None)
+    more = [str(version)] if version is not None else []
+    return "\n".join([text, *more, *([_plain(tuple(bound))] if bound else [])])
+
+
+def _has(cell: Any) -> bool:
+    with suppress(ValueError):  # it is empty
+        return cell.cell_contents is not cell
+    return False
+
+
+def _plain(value: Any) -> str:
+    """Plain values as text; of others the type, as they may change, and their text may have an address."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_plain, value))})"
+    is_plain = value is None or isinstance(value, (bool, int, float, str, bytes))
+    return repr(value) if is_plain else type(value).__qualname__

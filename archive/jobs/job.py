@@ -1,0 +1,347 @@
+"""A job by its name: its rounds, their results and commits, as they are on the store."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from archive import tables
+from archive.base import (
+    CorruptStateError,
+    ExpiredError,
+    JobError,
+    MissingObjectError,
+    NotFoundError,
+    UsageError,
+    __version__,
+    layout,
+    one_line,
+    tabulate,
+)
+from archive.jobs.receipts import Receipts
+from archive.jobs.records import CANCELLED, FINISHED, Fold, FoldCommit, JobEnd, JobRound, Named, check_name, named
+from archive.log import FileRef, tablefiles
+from archive.shard import checksum
+from archive.store import Storage, smallfiles
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_AT_ONCE = 256  # results read together
+_COLUMNS = ("job", "kind", "batches", "of", "committed", "failed", "forgotten", "state")
+
+
+class Batches(NamedTuple):
+    """The items of the batches of a round, end to end, and where each batch begins."""
+
+    items: pa.Array
+    starts: Any
+
+    def batch(self, batch: int) -> list[Any]:
+        """The items of a batch, counted from the round's first."""
+        found: list[Any] = self.items[int(self.starts[batch]) : int(self.starts[batch + 1])].to_pylist()
+        return found
+
+    @classmethod
+    def of(cls, batches: Sequence[Any]) -> Batches:
+        """A plan with these items in each batch: numbers, or names."""
+        import pyarrow as pa
+
+        named = bool(batches) and isinstance(batches[0][0], str)
+        parts = [pa.array(batch, pa.string() if named else pa.int64()) for batch in batches]
+        items = pa.concat_arrays(parts) if parts else pa.array([], pa.int64())
+        return cls(items, np.cumsum([0, *map(len, batches)]))
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A round that is there to be worked on; `others`: it was begun by another call."""
+
+    record: JobRound
+    plan: Batches
+    others: bool
+
+
+class Job:
+    """A job: how far it is, what failed, and its end. Each property looks at the store anew.
+
+    Batches, not steps, are counted by `done` and `total`: those of its newest round.
+    """
+
+    def __init__(self, storage: Storage, name: str) -> None:
+        self._storage = storage
+        self.name = check_name(name)
+
+    # -- as it is now --------------------------------------------------------------------------------------------------
+
+    def _look(self) -> Named:
+        return named(self._storage.list(layout.job_key(self.name)))
+
+    @property
+    def newest(self) -> JobRound:
+        """Its newest round; NotFoundError if there is no such job."""
+        return self._newest(self._look())
+
+    def _newest(self, there: Named) -> JobRound:
+        if not there.round:
+            raise NotFoundError(f"there is no job {self.name!r} at {self._storage.url}; `archive jobs` lists them")
+        found: JobRound = self._read(f"round-{max(there.round):06d}.json", JobRound)
+        return found
+
+    def _read(self, name: str, kind: type[Any]) -> Any:
+        return smallfiles.read_small(self._storage, layout.job_key(self.name, name), kind, CorruptStateError)
+
+    def _create(self, name: str, record: Any) -> bool:
+        return smallfiles.create_small(self._storage, layout.job_key(self.name, name), record)
+
+    def _end(self, there: Named, number: int) -> JobEnd | None:
+        return self._read(f"end-{number:06d}.json", JobEnd) if number in there.end else None
+
+    @property
+    def total(self) -> int:
+        """The number of batches."""
+        return self.newest.batches
+
+    @property
+    def done(self) -> int:
+        """The number of batches that have a result."""
+        return int(self.about["batches"])
+
+    @property
+    def state(self) -> str:
+        """The state: "unfinished", "finished", "cancelled" or "replaced" (by a round of another function)."""
+        return str(self.about["state"])
+
+    @property
+    def finished(self) -> bool:
+        """True if all results are committed, or handed over."""
+        return self.state == "finished"
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """A summary: batches with a result, of how many, steps committed and forgotten meanwhile, episodes failed."""
+        there = self._look()
+        newest = self._newest(there)
+        end = self._end(there, newest.number)
+        made = [one for _, one in self._made(there, newest)]
+        done = sum(number in there.batch for number in newest.numbers)
+        return {
+            "job": self.name,
+            "kind": newest.kind,
+            "batches": done if end is None else end.done,
+            "of": newest.batches,
+            "committed": sum(one.rows for one in made),
+            "failed": sum(one.failed for one in made) + sum(one.num_rows for one in self._uncommitted(there, newest)),
+            "forgotten": sum(one.forgotten for one in made),
+            "commits": [one.commit for one in made],
+            "state": "unfinished" if end is None else end.outcome,
+            "function": newest.function,
+            "commit": newest.commit,
+        }
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Episode id -> error, for the episodes at which the function failed."""
+        there = self._look()
+        newest = self._newest(there)
+        found = [self._failed(fold) for fold, one in self._made(there, newest) if one.failed]
+        rows = [row for table in [*found, *self._uncommitted(there, newest)] for row in table.to_pylist()]
+        return {row["episode_id"]: row["error"] for row in rows}
+
+    def _failed(self, fold: int) -> pa.Table:
+        key = layout.job_key(self.name, f"failed-{fold:06d}.parquet")
+        try:
+            return tables.loads(self._storage.get(key), "failed", where=self._storage.full_url(key))
+        except MissingObjectError as e:
+            raise ExpiredError(f"the list of failures {self._storage.full_url(key)} was pruned: the job ended") from e
+
+    def _made(self, there: Named, round: JobRound) -> list[tuple[int, FoldCommit]]:
+        """The commits of a round's results, by fold."""
+        every = [(number, self._read(f"made-{number:06d}.json", FoldCommit)) for number in sorted(there.made)]
+        return [(number, one) for number, one in every if one.round == round.number]
+
+    def _fold(self, number: int) -> Fold:
+        found: Fold = self._read(f"fold-{number:06d}.json", Fold)
+        return found
+
+    def _uncommitted(self, there: Named, round: JobRound) -> Iterator[pa.Table]:
+        """The failures in results of which there is no commit yet."""
+        if round.number in there.end:
+            return
+        gone = {n for number in there.fold & there.made for n in self._fold(number).numbers}
+        wanted = [number for number in round.numbers if number in there.batch and number not in gone]
+        receipts = self.receipts(round)
+        for at in range(0, len(wanted), _AT_ONCE):
+            yield from (one.failed for one in receipts.read(wanted[at : at + _AT_ONCE]) if one.index.failed)
+
+    def cancel(self) -> None:
+        """JobEnd it: a driver that is at work on it stops, what was committed stays, and a prune deletes the rest.
+        UsageError if it has ended already."""
+        there = self._look()
+        newest = self._newest(there)
+        if not self.ends(newest, CANCELLED, there):
+            end = self._end(self._look(), newest.number)
+            raise UsageError(f"job {self.name!r} has {'ended' if end is None else f'been {end.outcome}'} already")
+
+    def __repr__(self) -> str:
+        about = self.about
+        return one_line(f"<job {self.name!r}, {about['state']}: {about['batches']} of {about['of']} batches>")
+
+    # -- at work -------------------------------------------------------------------------------------------------------
+
+    def receipts(self, round: JobRound) -> Receipts:
+        """The results of a round."""
+        return Receipts(self._storage, self.name, round.session, round.function, round.number)
+
+    def rounds(self) -> list[tuple[JobRound, JobEnd | None]]:
+        """Its rounds, oldest first, with the end of each that has ended."""
+        there = self._look()
+        numbers = sorted(there.round)
+        return [(self._read(f"round-{number:06d}.json", JobRound), self._end(there, number)) for number in numbers]
+
+    def going(self) -> list[JobRound]:
+        """Its rounds that have not ended: one at most, but where a driver died as it began another."""
+        there = self._look()
+        return [self._read(f"round-{number:06d}.json", JobRound) for number in sorted(there.round - there.end)]
+
+    def plan(self, round: JobRound) -> Batches:
+        """The items of a round's batches."""
+        table = tablefiles.load(self._storage, "batches", [round.plan])
+        batch = table["batch"].to_numpy()
+        starts = np.append(0, np.cumsum(np.bincount(batch, minlength=round.batches)))
+        column = "name" if table["name"].null_count < table.num_rows else "number"
+        if table.num_rows != round.items or (np.diff(batch) < 0).any() or len(starts) > round.batches + 1:
+            raise CorruptStateError(f"{self._storage.full_url(round.plan.path)} is not the plan of job {self.name!r}")
+        return Batches(table[column].combine_chunks(), starts)
+
+    def begin(self, plan: Batches, **about: Any) -> Begun:
+        """Begin a round with this plan. Where another call was first with it, that one's counts."""
+        there = self._look()
+        number = max(there.round, default=-1) + 1
+        before = self._newest(there).numbers.stop if there.round else 0
+        batch = np.repeat(np.arange(len(plan.starts) - 1), np.diff(plan.starts))
+        column = "number" if plan.items.type == "int64" else "name"
+        data = tables.dumps(tables.from_columns("batches", {"batch": batch, column: plan.items}))
+        key = layout.job_key(self.name, f"plan-{secrets.token_hex(4)}.parquet")
+        self._storage.put(key, data)
+        record = JobRound(
+            job=self.name, number=number, first=before, batches=len(plan.starts) - 1, items=len(plan.items),
+            plan=FileRef(key, len(data), checksum(data), len(plan.items)), created_at=datetime.now(UTC),
+            library=__version__, **about,
+        )  # fmt: skip
+        if self._create(f"round-{number:06d}.json", record):
+            return Begun(record, plan, others=False)
+        first = self._read(f"round-{number:06d}.json", JobRound)
+        return Begun(first, self.plan(first), others=True)
+
+    def results(self, round: JobRound) -> set[int]:
+        """The numbers of the batches that have a result."""
+        return self._look().batch.intersection(round.numbers)
+
+    def check_going(self, round: JobRound) -> None:
+        """JobError if a round was ended by another process, but for its work being done."""
+        try:
+            outcome = self._read(f"end-{round.number:06d}.json", JobEnd).outcome
+        except MissingObjectError:
+            return
+        if outcome != FINISHED:
+            raise JobError(
+                f"job {self.name!r} at {self._storage.url} was {outcome} by another process; what it had committed "
+                "stays. Give another name to begin anew"
+            )
+
+    def note_made(self, fold: int, made: FoldCommit, failed: pa.Table) -> None:
+        """Record the commit of a fold, and the episodes in it that failed."""
+        if failed.num_rows:
+            self._storage.put(layout.job_key(self.name, f"failed-{fold:06d}.parquet"), tables.dumps(failed))
+        self._create(f"made-{fold:06d}.json", made)
+
+    def folds(self) -> Folds:
+        """Its folds."""
+        there = self._look()
+        return Folds(self, {n: self._read(f"fold-{n:06d}.json", Fold) for n in sorted(there.fold)}, there.made)
+
+    def ends(self, round: JobRound, outcome: Any, there: Named | None = None) -> bool:
+        """JobEnd a round; True if this call did."""
+        there = there or self._look()
+        if round.number in there.end:
+            return False
+        done = sum(number in there.batch for number in round.numbers)
+        return self._create(f"end-{round.number:06d}.json", JobEnd(outcome, done))
+
+
+class Folds:
+    """The folds of a job, as one driver knows them: batches whose results one commit makes visible. Each is agreed on
+    before its commit is made, so that two drivers, or one that was killed in between, commit the same."""
+
+    def __init__(self, job: Job, known: dict[int, Fold], made: set[int]) -> None:
+        self._job = job
+        self._known = known
+        self._made = made
+
+    def without_commit(self, round: JobRound) -> list[tuple[int, Fold]]:
+        """The folds of a round of which no commit is recorded."""
+        return [(n, one) for n, one in self._known.items() if one.round == round.number and n not in self._made]
+
+    def ready(self, results: set[int]) -> set[int]:
+        """The batches among these that are in no fold."""
+        return results.difference(*(one.numbers for one in self._known.values()))
+
+    def agree(self, round: JobRound, ready: set[int], most: int) -> tuple[int, Fold] | None:
+        """The next fold: of these batches, `most` at most, or another driver's that was first. They are taken out of
+        `ready`. None once there are none."""
+        while ready:
+            number, fold = max(self._known, default=-1) + 1, Fold(round.number, _ranges(sorted(ready)[:most]))
+            if not self._job._create(f"fold-{number:06d}.json", fold):
+                fold = self._job._fold(number)
+            self._known[number] = fold
+            ready.difference_update(fold.numbers)
+            if fold.round == round.number:
+                return number, fold
+        return None
+
+    def note_made(self, number: int, made: FoldCommit, failed: pa.Table) -> None:
+        """Record the commit of a fold."""
+        self._job.note_made(number, made, failed)
+        self._made.add(number)
+
+
+def _ranges(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Numbers in order, as ranges."""
+    cuts = [0, *(i for i, (a, b) in enumerate(pairwise(numbers), 1) if b != a + 1), len(numbers)]
+    return tuple((numbers[a], numbers[b - 1] + 1) for a, b in pairwise(cuts))
+
+
+class Jobs(Mapping[str, Job]):
+    """Name -> job of an archive: `arc.jobs["verifier-v2"].done`; prints as a table."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def __getitem__(self, name: str) -> Job:
+        found = Job(self._storage, name)
+        found.newest  # noqa: B018 (NotFoundError if there is none)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        found = (name.rstrip("/") for name in self._storage.list(layout.JOBS) if name.endswith("/"))
+        return iter(sorted(layout.unescape(name) for name in found))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def unfinished(self) -> list[JobRound]:
+        """The rounds that have not ended."""
+        return [one for name in self for one in Job(self._storage, name).going()]
+
+    def __str__(self) -> str:
+        rows = [[job.about[name] for name in _COLUMNS] for job in self.values()]
+        return "\n".join(tabulate(_COLUMNS, rows)) or f"no jobs at {self._storage.url}"
+
+    __repr__ = __str__

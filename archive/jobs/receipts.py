@@ -1,0 +1,154 @@
+"""Results of batches: packed by the worker that made them, created once, and read back by whoever commits them."""
+
+from __future__ import annotations
+
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from archive.base import AlreadyExistsError, CorruptStateError, MissingObjectError, layout
+from archive.fields import Array
+from archive.jobs.records import ReceiptIndex, ResultKind
+from archive.saved import WholeObject, pack
+from archive.shard import encode
+from archive.store import Storage, smallfiles
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Items = Sequence[Any]  # of a batch
+Agree = Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a batch: rows of tables, arrays by path, and what else its kind of job says, as JSON.
+
+    steps: how many it has values for.  failed: a pair (episode id, error) for each at which the function failed.
+    seconds: how long it took, by part.
+    """
+
+    tables: Mapping[str, pa.Table] = field(default_factory=dict)
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+    said: Any = None
+    steps: int = 0
+    failed: Sequence[tuple[str, str]] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+class Procedure(ABC):
+    """A kind of work, done batch by batch, on any worker. It pickles."""
+
+    @abstractmethod
+    def run(self, items: Items, agree: Agree) -> Result:
+        """The result of a batch of these items. agree: gives the kind of results that all batches of the job have, from
+        the one of this batch; the first one counts."""
+
+
+class Receipt(WholeObject[ReceiptIndex]):
+    """The result of a batch, from all its bytes."""
+
+    def __init__(self, data: bytes, key: str, where: str) -> None:
+        super().__init__(ReceiptIndex, data, key, where)
+
+    @property
+    def failed(self) -> pa.Table:
+        """Rows of the failed table: the episodes at which the function failed."""
+        return self.table("failed")
+
+
+@dataclass(frozen=True)
+class Receipts:
+    """The results of one round's batches: objects of a job or, for a call without a job's name, values."""
+
+    storage: Storage
+    job: str
+    session: str
+    function: str | None
+    round: int | None  # None: values
+
+    def has(self, number: int) -> bool:
+        """True if a batch has a result on the store."""
+        return self.round is not None and self.storage.exists(layout.batch_key(self.job, number))
+
+    def put(self, number: int, items: int, result: Result) -> bytes | None:
+        """Create the result of a batch, or give it; that of another worker which was there first counts."""
+        import pyarrow as pa
+
+        index = ReceiptIndex(
+            self.job, number, self.session, uuid.uuid4().hex, self.function, items, result.steps, len(result.failed),
+            result.seconds, result.said,
+        )  # fmt: skip
+        rows = {kind: table for kind, table in result.tables.items() if table.num_rows}
+        if result.failed:
+            names, errors = zip(*result.failed, strict=True)
+            rows["failed"] = pa.table({"batch": [number] * len(names), "episode_id": names, "error": errors})
+        members = encode(result.arrays, attributes={}) if result.arrays else []
+        buffers = pack(index, rows, members)[0]
+        if self.round is None:
+            return b"".join(buffers)
+        with suppress(AlreadyExistsError):
+            self.storage.create_once(index.key, buffers)
+        return None
+
+    def agree(self, kind: str) -> str:
+        """The kind of results that the job has: this one, if it is the first."""
+        if self.round is None:
+            return kind
+        key = layout.job_key(self.job, f"kind-{self.round:06d}.json")
+        try:
+            return smallfiles.read_small(self.storage, key, ResultKind, CorruptStateError).kind
+        except MissingObjectError:
+            first = smallfiles.create_small(self.storage, key, ResultKind(kind))
+        return kind if first else self.agree(kind)
+
+    def read(self, numbers: Sequence[int]) -> list[Receipt]:
+        """The results of batches, each checked to the last byte."""
+        keys = [layout.batch_key(self.job, number) for number in numbers]
+        found = zip(keys, self.storage.get_all(keys), strict=True)
+        return [Receipt(data, key, self.storage.full_url(key)) for key, data in found]
+
+
+@dataclass(frozen=True)
+class Done:
+    """A batch that a worker is through with. made: it is this worker's result. error: the reason why there is none."""
+
+    number: int
+    made: bool = False
+    items: int = 0
+    steps: int = 0
+    failed: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    data: bytes | None = None
+    error: BaseException | None = None
+
+
+class Worker:
+    """A worker: runs batches of one procedure, one after the other."""
+
+    def __init__(self, procedure: Procedure, receipts: Receipts) -> None:
+        self.procedure = procedure
+        self.receipts = receipts
+        self._agreed: str | None = None
+
+    def run(self, number: int, items: Items) -> Done:
+        """Make a batch's result, unless there is one. Errors are part of what is returned."""
+        try:
+            if self.receipts.has(number):
+                return Done(number)
+            result = self.procedure.run(items, self._agree)
+            began = perf_counter()
+            data = self.receipts.put(number, len(items), result)
+            seconds = {**result.seconds, "written": perf_counter() - began}
+            return Done(number, True, len(items), result.steps, len(result.failed), seconds, data)
+        except Exception as error:
+            return Done(number, error=error)
+
+    def _agree(self, kind: str) -> str:
+        if self._agreed is None:
+            self._agreed = self.receipts.agree(kind)
+        return self._agreed

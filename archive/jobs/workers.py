@@ -1,0 +1,349 @@
+"""Workers of a job: in this process, in processes of this machine, or actors of Ray. Batches go in, futures
+come out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Self
+
+import cloudpickle
+
+from archive.base import JobError, UsageError, package
+from archive.jobs.receipts import Done, Items, Worker
+from archive.store import Storage
+
+ENGINES = ("local", "ray")
+AHEAD = 2  # batches given to a worker at once, so that it need not wait for the next one
+_IN_MEMORY = ("memory",)  # protocols of stores that no other process sees
+_AGAIN_S, _REFUSALS = 0.5, 20  # between questions whether an actor is there, and how many are answered by no
+_HEADER = 8  # bytes: the length of what follows
+_SERVE = "from archive.jobs.workers import serve; serve()"
+
+
+class DiedError(Exception):
+    """Internal: a worker ended before it was through with a batch."""
+
+
+class Workers(ABC):
+    """Some workers. Once closed, none of them works any more."""
+
+    active = 0  # that can take batches
+    pending = 0  # that are not there yet
+
+    @property
+    @abstractmethod
+    def room(self) -> int:
+        """The number of batches that can be given to them now."""
+
+    @abstractmethod
+    def submit(self, number: int, items: Items) -> Future[Done]:
+        """Give a batch to one of them. The future fails with DiedError if its worker ends."""
+
+    @property
+    def coming(self) -> Sequence[Future[Any]]:
+        """Futures of workers that are not there yet, to be waited for beside batches."""
+        return ()
+
+    @abstractmethod
+    def close(self) -> None:
+        """JobEnd them."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def check(
+    storage: Storage, fn: Any, engine: str, count: int | None, num_cpus: float | None, num_gpus: float | None
+) -> None:
+    """UsageError for workers that cannot do this: none is begun. Ray's cluster is reached, or begun here."""
+    if engine not in ENGINES:
+        raise UsageError(f"engine={engine!r}: give one of {', '.join(map(repr, ENGINES))}")
+    if count is not None and count < 1:
+        raise UsageError(f"workers={count}: give 1 or more")
+    if engine == "local" and not (num_cpus is None and num_gpus is None):
+        raise UsageError("num_cpus and num_gpus are what Ray gives to each worker: they go with engine='ray'")
+    if engine == "local" and count in (None, 1):
+        return
+    if storage.root.protocol in _IN_MEMORY:
+        raise UsageError(
+            f"{storage.url} is in the memory of this process, which workers in others do not see; use engine='local' "
+            "without workers=, or another store"
+        )
+    _pickled(fn)
+    if engine == "ray":
+        fitting(num_cpus, num_gpus)
+
+
+def workers(worker: Worker, engine: str, count: int | None, num_cpus: float | None, num_gpus: float | None) -> Workers:
+    """Workers of an engine, as `check` permits them."""
+    if engine == "local" and count in (None, 1):
+        return Here(worker)
+    payload = _pickled(worker)
+    return Processes(payload, count or 1) if engine == "local" else RayActors(payload, count, num_cpus, num_gpus)
+
+
+def _pickled(what: Any) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(what))
+    except Exception as e:
+        raise UsageError(
+            f"the function cannot be sent to other processes: {type(e).__name__}: {e}. Leave out what cannot be "
+            "pickled, such as open files, locks and clients; a class makes its own in __init__, once a worker"
+        ) from e
+
+
+def _portable(done: Done) -> bytes:
+    """The bytes of a Done for another process, whose error is one that unpickles there."""
+    try:
+        data: bytes = cloudpickle.dumps(done)
+        if done.error is not None:
+            cloudpickle.loads(data)
+        return data
+    except Exception:
+        told = "".join(traceback.format_exception(done.error)) if done.error else "its result cannot be pickled"
+        return bytes(cloudpickle.dumps(Done(done.number, error=JobError(f"batch {done.number}: {told}"))))
+
+
+# -- in this process ---------------------------------------------------------------------------------------------------
+
+
+class Here(Workers):
+    """One worker, in the caller's thread."""
+
+    active = 1
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    @property
+    def room(self) -> int:
+        return 1
+
+    def submit(self, number: int, items: Items) -> Future[Done]:
+        done = Future[Done]()
+        done.set_result(self._worker.run(number, items))
+        return done
+
+    def close(self) -> None:
+        """Nothing is there to be ended."""
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+class Processes(Workers):
+    """Processes of this machine, each led by a thread through pipes: one that dies is replaced, and all end with this
+    process, however it ends."""
+
+    def __init__(self, payload: bytes, count: int) -> None:
+        self.active = count
+        self._payload = payload
+        self._under_way: list[Future[Done]] = []
+        self._own = threading.local()
+        self._begun: list[subprocess.Popen[bytes]] = []
+        self._closed = False
+        self._threads = ThreadPoolExecutor(count, "archive-job")
+
+    @property
+    def room(self) -> int:
+        self._under_way = [one for one in self._under_way if not one.done()]
+        return AHEAD * self.active - len(self._under_way)
+
+    def submit(self, number: int, items: Items) -> Future[Done]:
+        self._under_way.append(self._threads.submit(self._run, number, items))
+        return self._under_way[-1]
+
+    def _run(self, number: int, items: Items) -> Done:
+        process: subprocess.Popen[bytes] | None = getattr(self._own, "process", None)
+        if process is None:
+            process = self._own.process = self._begin()
+        try:
+            _send(process.stdin, cloudpickle.dumps((number, items)))
+            done: Done = cloudpickle.loads(_receive(process.stdout))
+        except (EOFError, OSError) as e:
+            self._own.process = None
+            process.kill()
+            raise DiedError(f"its process ended with exit code {process.wait()}") from e
+        return done
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        paths = [path or os.getcwd() for path in sys.path]  # noqa: PTH109
+        process = subprocess.Popen(  # noqa: S603 (this interpreter)
+            [sys.executable, "-c", _SERVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, start_new_session=True,
+        )  # fmt: skip
+        self._begun.append(process)
+        if self._closed:
+            process.kill()
+        with contextlib.suppress(OSError):
+            _send(process.stdin, self._payload)
+        return process
+
+    def close(self) -> None:
+        self._closed = True
+        for process in self._begun:
+            process.kill()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for process in self._begun:
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+
+
+def _send(pipe: Any, data: bytes) -> None:
+    pipe.write(len(data).to_bytes(_HEADER, "little") + data)
+    pipe.flush()
+
+
+def _receive(pipe: Any) -> bytes:
+    """The next message; EOFError if there is none."""
+    size = pipe.read(_HEADER)
+    data: bytes = pipe.read(int.from_bytes(size, "little")) if len(size) == _HEADER else b""
+    if len(size) < _HEADER or len(data) < int.from_bytes(size, "little"):
+        raise EOFError("the pipe is closed")
+    return data
+
+
+def serve() -> None:
+    """Run batches from standard input, in a process of their own, until it is closed."""
+    source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a function prints is no answer
+    try:
+        worker: Worker = cloudpickle.loads(_receive(source))
+        while True:
+            number, items = cloudpickle.loads(_receive(source))
+            _send(answers, _portable(worker.run(number, items)))
+    except (EOFError, BrokenPipeError):
+        os._exit(0)  # nobody waits for an answer
+
+
+# -- actors of Ray -----------------------------------------------------------------------------------------------------
+
+
+class _Actor:
+    """A worker in an actor of Ray."""
+
+    def __init__(self, payload: bytes) -> None:
+        self._worker: Worker = cloudpickle.loads(payload)
+
+    def ready(self) -> bool:
+        return True
+
+    def run(self, number: int, items: Items) -> bytes:
+        return _portable(self._worker.run(number, items))
+
+
+class RayActors(Workers):
+    """Actors of Ray, as many as are asked for, or have room. Ray begins one that died again, where there is room."""
+
+    def __init__(self, payload: bytes, count: int | None, num_cpus: float | None, num_gpus: float | None) -> None:
+        self._ray, needs, fits = fitting(num_cpus, num_gpus)
+        actor = self._ray.remote(num_cpus=needs["CPU"], num_gpus=needs["GPU"], max_restarts=-1)(_Actor)
+        self._payload = self._ray.put(payload)  # held: an actor that begins again needs it
+        self._actors = [actor.remote(self._payload) for _ in range(count or fits)]
+        self._under_way: dict[Future[Done], int] = {}
+        self._ready: set[int] = set()
+        self._asked: dict[Future[bool], int] = {}
+        self._refused = Counter[int]()  # times in a row that an actor was not there
+        self._later: list[tuple[float, int]] = []
+        for at in range(len(self._actors)):
+            self._ask(at)
+
+    def _ask(self, at: int) -> None:
+        """Ask an actor whether it is there."""
+        self._asked[self._actors[at].ready.remote().future()] = at
+
+    def _sweep(self) -> None:
+        """Take note of what was answered."""
+        for future in [one for one in self._under_way if one.done()]:
+            at = self._under_way.pop(future)
+            if isinstance(future.exception(), DiedError) and at in self._ready:
+                self._ready.remove(at)
+                self._ask(at)
+        for asked in [one for one in self._asked if one.done()]:
+            at, error = self._asked.pop(asked), asked.exception()
+            if error is None:
+                self._ready.add(at)
+                self._refused.pop(at, None)
+                continue
+            self._refused[at] += 1
+            if self._refused[at] > _REFUSALS or not self._is_gone(error):
+                raise JobError(f"a worker of Ray could not begin: {error}") from error
+            self._later.append((time.monotonic() + _AGAIN_S, at))
+        due = [at for when, at in self._later if when <= time.monotonic()]
+        self._later = [one for one in self._later if one[1] not in due]
+        for at in due:
+            self._ask(at)
+        self.active, self.pending = len(self._ready), len(self._actors) - len(self._ready)
+
+    def _is_gone(self, error: BaseException | None) -> bool:
+        known = self._ray.exceptions
+        return isinstance(error, known.RayError) and not isinstance(error, known.RayTaskError)
+
+    @property
+    def coming(self) -> Sequence[Future[Any]]:
+        return tuple(self._asked)
+
+    @property
+    def room(self) -> int:
+        self._sweep()
+        return AHEAD * len(self._ready) - sum(at in self._ready for at in self._under_way.values())
+
+    def submit(self, number: int, items: Items) -> Future[Done]:
+        load = Counter(self._under_way.values())
+        at = min(self._ready, key=lambda one: load[one])
+        out = Future[Done]()
+        self._under_way[out] = at
+        asked = self._actors[at].run.remote(number, items).future()
+        asked.add_done_callback(lambda answer: self._answered(answer, out))
+        return out
+
+    def _answered(self, answer: Future[bytes], out: Future[Done]) -> None:
+        """Pass an answer on, in a thread of Ray's."""
+        error = answer.exception()
+        if error is None:
+            out.set_result(cloudpickle.loads(answer.result()))
+        elif self._is_gone(error):
+            out.set_exception(DiedError(str(error).partition("\n")[0]))
+        else:
+            out.set_exception(error)
+
+    def close(self) -> None:
+        for actor in self._actors:
+            with contextlib.suppress(Exception):  # a cluster that is gone has no actors
+                self._ray.kill(actor)
+
+
+def fitting(num_cpus: float | None, num_gpus: float | None) -> tuple[Any, dict[str, float], int]:
+    """Ray, what each worker needs of it, and the number of those for which the cluster has room."""
+    ray = package("ray", "engine='ray'", "'trajectory-archive[ray]'")
+    needs = {"CPU": 1.0 if num_cpus is None else num_cpus, "GPU": num_gpus or 0.0}
+    try:
+        if not ray.is_initialized():
+            ray.init()
+        has = ray.cluster_resources()
+    except Exception as e:
+        raise JobError(f"no cluster of Ray answers ({type(e).__name__}: {e}); nothing was done") from e
+    fits = min((int(has.get(name, 0) / need) for name, need in needs.items() if need), default=1)
+    if not fits:
+        wanted = " and ".join(f"{need:g} {name}" for name, need in needs.items() if need)
+        raise UsageError(
+            f"no worker fits into the cluster of Ray: each needs {wanted}, and there are {has.get('CPU', 0):g} CPU "
+            f"and {has.get('GPU', 0):g} GPU. Add a node first, or give other num_cpus= and num_gpus="
+        )
+    return ray, needs, fits
