@@ -7,9 +7,10 @@ from archive.jobs.columns import Terms, map_columns
 from archive.jobs.job import Batches, Job, Jobs
 from archive.jobs.receipts import Procedure, Receipt, Result
 from archive.jobs.records import JobRound, is_result, job_of
-from archive.jobs.runner import Crew, JobCall
+from archive.jobs.runner import Asked, Crew, JobCall
 
 __all__ = [
+    "Asked",
     "Batches",
     "Crew",
     "Job",

@@ -22,7 +22,6 @@ import numpy as np
 from archive import tables
 from archive.arrays import Ints, Steps, arrow, numbers, places, run_starts, sums
 from archive.base import (
-    ExpiredError,
     FieldError,
     IntegrityError,
     JobError,
@@ -37,11 +36,11 @@ from archive.base import (
 )
 from archive.checkpoint import Checkpoints
 from archive.fields import parse, to_path
-from archive.index import Annotations, EpisodeIndex, Snapshot, Walk
-from archive.jobs.job import Batches, Begun, Job
+from archive.index import Annotations, EpisodeIndex, Snapshot
+from archive.jobs.job import Batches, Job
 from archive.jobs.receipts import Agree, Items, Procedure, Receipt, Result
-from archive.jobs.records import CANCELLED, FINISHED, REPLACED, Fold, FoldCommit, JobRound, check_name
-from archive.jobs.runner import Crew, JobCall, Progress
+from archive.jobs.records import FINISHED, REPLACED, Fold, FoldCommit, JobRound, check_name
+from archive.jobs.runner import Asked, Crew, JobCall, Progress
 from archive.log import Addition, Attempt, Change, Commit, CommitLog, commits, new_session
 from archive.observe import add, gauge, timed
 from archive.read import (
@@ -193,72 +192,28 @@ def _begun(
     left: Callable[[], Episodes], batch_size: int | None,
 ) -> tuple[JobCall, Episodes] | None:  # fmt: skip
     """A call's share in a job, and the episodes that its plan has the places of. None if nothing is left to do."""
-    rounds = job.rounds()
-    if rounds:
-        newest, end = rounds[-1]
-        _check_same(job, newest, function, terms, only, log.storage.url)
-        if end is None and newest.function == function:
-            logger.info("job %r goes on: %d batches of commit %d", job.name, newest.batches, newest.commit)
-            begun = Begun(newest, job.plan(newest), others=True)
-            return JobCall(log.storage, newest.session, begun.plan, job, begun, function), _frozen(log.storage, newest)
-        if end is None:
-            job.ends(newest, REPLACED)
-        elif end.outcome == FINISHED and only == "all" and newest.function == function:
+    ask = Asked(KIND, terms.to_json(), function)
+    known = job.newest_round()
+    if known is not None and not (only == "stale" and known.record.function != function):
+        ask.check(job.name, known.record, log.storage.url)
+        if known.end is None:
+            logger.info("job %r goes on: %d batches of commit %d", job.name, known.record.batches, known.record.commit)
+            return JobCall.going_on(log.storage, job, known.record), _frozen(log.storage, known.record)
+        if known.end.outcome == FINISHED and only == "all":
             logger.info("job %r is finished; only='missing' makes what came since, another name all anew", job.name)
             return None
+    elif known is not None and known.end is None:
+        job.ends(known.record, REPLACED)
     chosen = left()
     if not len(chosen):
         logger.info("job %r: nothing is left to do at commit %d", job.name, log.head.number)
         return None
-    snapshot = chosen.reader.snapshot
-    plan = Batches.of(_cut(chosen, terms, batch_size, whole=False))
-    begun = job.begin(
-        plan, kind=KIND, archive=log.archive_id, commit=snapshot.commit.number, session=new_session(),
-        annotations=snapshot.annotations.head.number, checkpoint=chosen.checkpoint, terms=terms.to_json(),
-        function=function,
+    annotations = chosen.reader.snapshot.annotations.head.number
+    begun = JobCall.beginning(
+        log, job, ask, chosen.reader.snapshot.commit, partial(_cut, chosen, terms, batch_size, whole=False),
+        annotations=annotations, checkpoint=chosen.checkpoint,
     )  # fmt: skip
-    if begun.others:
-        _check_same(job, begun.record, function, terms, only, log.storage.url)
-        chosen = _frozen(log.storage, begun.record)
-    else:
-        _check_there(log, job, begun.record)
-    return JobCall(log.storage, begun.record.session, begun.plan, job, begun, function), chosen
-
-
-def _check_same(job: Job, known: JobRound, function: str, terms: Terms, only: str, url: str) -> None:
-    """UsageError for a job of another kind, function or other arguments."""
-    if known.kind != KIND:
-        raise UsageError(f"job {job.name!r} at {url} is of kind {known.kind!r}: give another name")
-    if known.function != function and only != "stale":
-        raise UsageError(
-            f"job {job.name!r} at {url} is of another function: its digest is {known.function}, that of the one given "
-            f"here {function}. Give another name; or only='stale', which makes again what other versions made"
-        )
-    ours = terms.to_json()
-    differ = [name for name, value in ours.items() if known.terms.get(name) != value]
-    if differ and known.function == function:
-        name = differ[0]
-        raise UsageError(
-            f"job {job.name!r} at {url} was begun with {name}={known.terms.get(name)!r}, not {ours[name]!r}: call it "
-            "with the same, or give another name"
-        )
-
-
-def _check_there(log: CommitLog, job: Job, round: JobRound) -> None:
-    """ExpiredError, and the round is ended, if a prune deleted what it froze after that was opened and before the round
-    was there to be seen: from then on prunes spare it."""
-    storage = log.storage
-    frozen = [*commits.read_all(storage, round.frozen, log.head)]
-    pruned = commits.pruned_since(storage, min(frozen, key=lambda one: one.number))
-    walk = Walk(storage)
-    named = {ref.path for one in frozen for ref in one.files_led_to} & pruned.keys()  # then they cannot be read, either
-    gone = min(named or (key for one in frozen if pruned for key in walk.reach(one).keys & pruned.keys()), default=None)
-    if gone is not None:
-        job.ends(round, CANCELLED)
-        raise ExpiredError(
-            f"{storage.full_url(gone)} was pruned by commit {pruned[gone]} after these episodes were opened; nothing "
-            "was done. Open the archive again, and begin the job anew"
-        )
+    return begun, _frozen(log.storage, begun.round) if begun.others and begun.round else chosen
 
 
 def _frozen(storage: Storage, round: JobRound) -> Episodes:

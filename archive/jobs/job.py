@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,9 +23,10 @@ from archive.base import (
     one_line,
     tabulate,
 )
+from archive.index import Walk
 from archive.jobs.receipts import Receipts
 from archive.jobs.records import CANCELLED, FINISHED, Fold, FoldCommit, JobEnd, JobRound, Named, check_name, named
-from archive.log import FileRef, tablefiles
+from archive.log import Commit, FileRef, commits, tablefiles
 from archive.shard import checksum
 from archive.store import Storage, smallfiles
 
@@ -59,8 +59,14 @@ class Batches(NamedTuple):
         return cls(items, np.cumsum([0, *map(len, batches)]))
 
 
-@dataclass(frozen=True)
-class Begun:
+class KnownRound(NamedTuple):
+    """A round, and its end if it has ended."""
+
+    record: JobRound
+    end: JobEnd | None
+
+
+class Begun(NamedTuple):
     """A round that is there to be worked on; `others`: it was begun by another call."""
 
     record: JobRound
@@ -199,11 +205,13 @@ class Job:
         """The results of a round."""
         return Receipts(self._storage, self.name, round.session, round.function, round.number)
 
-    def rounds(self) -> list[tuple[JobRound, JobEnd | None]]:
-        """Its rounds, oldest first, with the end of each that has ended."""
+    def newest_round(self) -> KnownRound | None:
+        """Its newest round; None if there is no such job."""
         there = self._look()
-        numbers = sorted(there.round)
-        return [(self._read(f"round-{number:06d}.json", JobRound), self._end(there, number)) for number in numbers]
+        if not there.round:
+            return None
+        newest = self._newest(there)
+        return KnownRound(newest, self._end(there, newest.number))
 
     def going(self) -> list[JobRound]:
         """Its rounds that have not ended: one at most, but where a driver died as it began another."""
@@ -239,6 +247,22 @@ class Job:
             return Begun(record, plan, others=False)
         first = self._read(f"round-{number:06d}.json", JobRound)
         return Begun(first, self.plan(first), others=True)
+
+    def check_there(self, round: JobRound, head: Commit) -> None:
+        """ExpiredError, and the round is ended, if a prune deleted what it froze after that was opened and before the
+        round was there to be seen: from then on prunes spare it."""
+        storage = self._storage
+        frozen = [*commits.read_all(storage, round.frozen, head)]
+        pruned = commits.pruned_since(storage, min(frozen, key=lambda one: one.number))
+        walk = Walk(storage)
+        gone = {ref.path for one in frozen for ref in one.files_led_to} & pruned.keys()  # they cannot be read, then
+        gone = gone or {key for one in frozen if pruned for key in walk.reach(one).keys & pruned.keys()}
+        if gone:
+            self.ends(round, CANCELLED)
+            raise ExpiredError(
+                f"{storage.full_url(min(gone))} was pruned by commit {pruned[min(gone)]} after this was opened; "
+                "nothing was done. Open the archive again, and begin the job anew"
+            )
 
     def results(self, round: JobRound) -> set[int]:
         """The numbers of the batches that have a result."""

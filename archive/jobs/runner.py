@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from random import randrange
 from typing import Any
 
-from archive.base import JobError, Wait, layout, logger
-from archive.jobs.job import Batches, Begun, Job
+from archive.base import JobError, UsageError, Wait, layout, logger
+from archive.jobs.job import Batches, Job
 from archive.jobs.receipts import Done, Items, Procedure, Receipt, Receipts, Worker
 from archive.jobs.records import FINISHED, JobRound
 from archive.jobs.workers import DiedError, Workers, check, workers
+from archive.log import Commit, CommitLog, new_session
 from archive.observe import add, gauge
 from archive.store import Storage
 
@@ -50,24 +51,88 @@ class Crew:
         return workers(worker, self.engine, self.workers, self.num_cpus, self.num_gpus)
 
 
+@dataclass(frozen=True)
+class Asked:
+    """The results that a call asks a job for: their kind, and the arguments and the digest of the function that they
+    depend on."""
+
+    kind: str
+    terms: Mapping[str, Any]
+    function: str | None = None
+
+    def check(self, name: str, known: JobRound, url: str) -> None:
+        """UsageError for a round of another kind, of another function, or with other arguments."""
+        if known.kind != self.kind:
+            raise UsageError(f"job {name!r} at {url} is of kind {known.kind!r}, not {self.kind!r}: give another name")
+        if known.function != self.function:
+            raise UsageError(
+                f"job {name!r} at {url} is of another function: its digest is {known.function}, that of the one given "
+                f"here {self.function}. Give another name; or only='stale', which makes again what other versions made"
+            )
+        for argument, value in self.terms.items():
+            if known.terms.get(argument) != value:
+                raise UsageError(
+                    f"job {name!r} at {url} was begun with {argument}={known.terms.get(argument)!r}, not {value!r}: "
+                    "call it with the same, or give another name"
+                )
+
+
 class JobCall:
     """One call of a job: its round, the batches that have no result yet, and the results of all. Without a job's name
     the results are values of this process."""
 
     def __init__(
-        self, storage: Storage, session: str, plan: Batches, job: Job | None = None, begun: Begun | None = None,
-        function: str | None = None,
+        self, storage: Storage, session: str, plan: Batches, job: Job | None = None, begun: JobRound | None = None, *,
+        others: bool = False, function: str | None = None,
     ) -> None:  # fmt: skip
         self.job = job
-        self.round: JobRound | None = None if begun is None else begun.record
-        self.session = session if begun is None else begun.record.session
-        self.plan = plan if begun is None else begun.plan
-        self._others = begun is not None and begun.others
-        number = None if self.round is None else self.round.number
-        self.store = Receipts(storage, "" if job is None else job.name, self.session, function, number)
-        self.first = 0 if self.round is None else self.round.first
-        self.results = set[int]() if job is None or self.round is None else job.results(self.round)
+        self.round = begun
+        self.session = session
+        self.plan = plan
+        self.others = others  # another call began the round
+        self.store = Receipts(
+            storage, "" if job is None else job.name, session, function, None if begun is None else begun.number
+        )
+        self.first = 0 if begun is None else begun.first
+        self.results = set[int]() if job is None or begun is None else job.results(begun)
         self._values: dict[int, Receipt] = {}
+
+    @classmethod
+    def of(
+        cls, log: CommitLog, name: str | None, ask: Asked, frozen: Commit, batches: Callable[[], Sequence[Any]]
+    ) -> JobCall:
+        """A call of a job that may be repeated once it is finished, as it has no function: it goes on with the newest
+        round or, where that has ended, begins one at a commit. batches: gives the items of each batch."""
+        if name is None:
+            return cls(log.storage, new_session(), Batches.of(batches()))
+        job = Job(log.storage, name)
+        known = job.newest_round()
+        if known is None or known.end is not None:
+            return cls.beginning(log, job, ask, frozen, batches)
+        ask.check(job.name, known.record, log.storage.url)
+        return cls.going_on(log.storage, job, known.record)
+
+    @classmethod
+    def going_on(cls, storage: Storage, job: Job, round: JobRound) -> JobCall:
+        """A call that goes on with a round that another call began."""
+        return cls(storage, round.session, job.plan(round), job, round, others=True, function=round.function)
+
+    @classmethod
+    def beginning(
+        cls, log: CommitLog, job: Job, ask: Asked, frozen: Commit, batches: Callable[[], Sequence[Any]],
+        annotations: int | None = None, **more: Any,
+    ) -> JobCall:  # fmt: skip
+        """A call that begins a round at a commit, or goes on with the one of a call that was first."""
+        made = job.begin(
+            Batches.of(batches()), kind=ask.kind, archive=log.archive_id, commit=frozen.number, session=new_session(),
+            annotations=frozen.number if annotations is None else annotations, terms=dict(ask.terms),
+            function=ask.function, **more,
+        )  # fmt: skip
+        if made.others:
+            ask.check(job.name, made.record, log.storage.url)
+            return cls.going_on(log.storage, job, made.record)
+        job.check_there(made.record, log.head)
+        return cls(log.storage, made.record.session, made.plan, job, made.record, function=ask.function)
 
     @property
     def batches(self) -> int:
@@ -93,7 +158,7 @@ class JobCall:
         """The batches that have no result yet. Another driver may be at work on those of another call, so the first one
         is drawn: both are rarely at the same."""
         numbers = [n for n in range(self.first, self.first + self.batches) if n not in self.results]
-        begin = randrange(len(numbers)) if self._others and numbers else 0  # noqa: S311 (no secret)
+        begin = randrange(len(numbers)) if self.others and numbers else 0  # noqa: S311 (no secret)
         for number in [*numbers[begin:], *numbers[:begin]]:
             yield number, self.plan.batch(number - self.first)
 
