@@ -326,10 +326,10 @@ TABLES = {
     "runfiles": Table(_RUNFILES, (Rule(("first",), "files that are not in the order of their runs", _mixed),)),
     "labels": Table(_LABELS, of=ADDRESS, listed=True, about=(*ADDRESS, "key"), told=("value", "by", "created_at")),
     "late": Table(_LATE, of=STRETCH, listed=True, about=(*STREAM, "position", "fields"), told=_OF_LATE),
-    "batches": Table(_BATCHES),
-    "failed": Table(_FAILED),
     "tags": Table(_TAGS, listed=True),
     "ledger": Table(_LEDGER, of=EPISODE, listed=True),
+    "batches": Table(_BATCHES),
+    "failed": Table(_FAILED),
 }
 LISTED = tuple(kind for kind, table in TABLES.items() if table.listed)
 SHARDED = tuple(kind for kind in LISTED if "chunks" in TABLES[kind].columns)  # their rows name shards

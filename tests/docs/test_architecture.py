@@ -17,7 +17,7 @@ ROOMS: tuple[str, ...] = next(
     for node in LAYERS.body
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "ROOMS"
 )
-WALKS = ("write", "read", "checkpoint", "journal", "redistribution", "batch", "look")
+WALKS = ("write", "read", "checkpoint", "journal", "redistribution", "batch", "job", "look")
 
 
 def section(title: str) -> str:
