@@ -17,13 +17,13 @@ import pytest
 from tests.support.places import ROOT
 
 FIGURES = {
-    "modules": 289,
-    "lines of the engine": 45_465,
-    "modules that serve one sibling": 20,
-    "modules named ...ing": 10,
-    "records and protocols of the engine": 213,
-    "class names with two meanings": 3,
-    "docstrings that begin with a relative word": 3,
+    "modules": 291,
+    "lines of the engine": 45_930,
+    "modules that serve one sibling": 19,
+    "modules named ...ing": 11,
+    "records and protocols of the engine": 215,
+    "class names with two meanings": 5,
+    "docstrings that begin with a relative word": 4,
     "files with searchsorted": 6,
     "places that append to the log": 0,
 }
