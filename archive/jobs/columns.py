@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, pairwise
 from time import monotonic, perf_counter
@@ -36,7 +36,7 @@ from archive.base import (
     unescape_path,
 )
 from archive.checkpoint import Checkpoints
-from archive.fields import dtypes, loads, parse, to_path
+from archive.fields import FieldSpec, dtypes, loads, parse, to_path
 from archive.index import Annotations, EpisodeIndex, Snapshot
 from archive.jobs.job import Batches, Job
 from archive.jobs.receipts import Agree, Items, Procedure, Receipt, Result
@@ -58,7 +58,7 @@ from archive.read import (
 )
 from archive.read.chunks import LastChunks, LateFields
 from archive.store import Storage
-from archive.tables import STRETCH, coded, overlaps
+from archive.tables import STRETCH, coded, distinct, overlaps
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,8 +67,9 @@ KIND = "map"
 ONLY = ("all", "missing", "stale")
 BATCH_BYTES = 64 * 1024 * 1024  # of the steps that are read
 _OWN_SHARD_BYTES = 1024 * 1024  # of the columns of a batch: from here on they get shards of their own
-_EPISODES, _LEAST_BATCHES, _MOST_BATCHES = 64, 16, 1000  # of a batch, and of a job, where bytes do not decide
+_EPISODES, _LEAST_BATCHES, _MOST_BATCHES = 128, 16, 1000  # of a batch, and of a job, where bytes do not decide
 _FOLDED = 2048  # results that one commit makes visible, at most
+_SAME = ": let it return the same fields, in the same dtypes and shapes, for each; nothing was committed"
 _MAX_ERROR = 500  # characters
 
 
@@ -133,6 +134,7 @@ def map_columns(
             return
         call, source = found
     columns = _Columns(source, fn, terms, notes.layout_of(log.storage), call.session)
+    log = call.log_of(log)
     commit = _Folding(log, call, source, jsontree.dumps(about, where="provenance"), by, every_s if job else None)
     commit.unfinished()
     call.carry_out(columns, crew, progress, commit.when_due)
@@ -231,6 +233,16 @@ def _frozen(storage: Storage, round: JobRound) -> Episodes:
 # -- in a worker -------------------------------------------------------------------------------------------------------
 
 
+@dataclass
+class _Read:
+    """The episodes of a batch, in runs that are read together; the steps of the first run; and how long things took."""
+
+    episodes: Episodes
+    runs: list[tuple[int, int]]
+    first: list[dict[str, Any]] | None = None
+    times: dict[str, float] = field(default_factory=lambda: {"read": 0.0, "computed": 0.0})
+
+
 class _Columns(Procedure):
     """A function over episodes. Items are their numbers in the index."""
 
@@ -239,19 +251,24 @@ class _Columns(Procedure):
         self._layout, self._session = archive_layout, session
         self._tails: LastChunks = {}
         self._call: Any = None
-        self._adds = _names(terms.adds)
+        self._adds, self._most = _names(terms.adds), terms.max_bytes // 4
         self._known = set[Any]()  # names as the function gives them, once they were looked at
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_call": None, "_tails": {}}
 
-    def run(self, items: Items, agree: Agree) -> Result:
+    def prepare(self, items: Items) -> _Read:
+        some = _chosen(self._episodes, items)
+        found = _Read(some, [*sizes.runs(some.sizes(None if self._terms.derive else self._terms.fields), self._most)])
+        found.first = self._run_of(found, found.runs[0])
+        return found
+
+    def run(self, prepared: _Read, agree: Agree) -> Result:
         if self._call is None:
             self._call = self._fn() if inspect.isclass(self._fn) else self._fn
-        some = _chosen(self._episodes, items)
-        times, failed = dict.fromkeys(("read", "computed"), 0.0), list[tuple[str, str]]()
+        some, times, failed = prepared.episodes, prepared.times, list[tuple[str, str]]()
         snapshot, storage = some.reader.snapshot, some.reader.snapshot.storage
-        made = lateshards.gathered(self._made(some, agree, times, failed))
+        made = lateshards.gathered(self._made(prepared, agree, failed))
         held, nbytes, spans = list[Gathered](), 0, some.step_spans()
         for one in made:
             held.append(one)
@@ -265,15 +282,14 @@ class _Columns(Procedure):
         steps = sum(int(spans.lengths()[one.episodes].sum()) for one in held)
         return Result({}, arrays, [one.schema for one in held], steps, failed, times)
 
-    def _made(
-        self, some: Episodes, agree: Agree, times: dict[str, float], failed: list[tuple[str, str]]
-    ) -> Iterator[tuple[int, StoredFields]]:
+    def _made(self, prepared: _Read, agree: Agree, failed: list[tuple[str, str]]) -> Iterator[tuple[int, StoredFields]]:
         """The number of each episode here, and its columns. Episodes at which the function fails are left out and
         listed, or its error is raised."""
+        some, times = prepared.episodes, prepared.times
         spans = some.step_spans()
         known, steps, ids = some.reader.shown(spans).schemas, spans.lengths().tolist(), _ids(some)
         first: StoredFields | None = None
-        for i, read in self._read(some, times):
+        for i, read in self._read(prepared):
             began = perf_counter()
             try:
                 values = self._columns(read(), ids[i])
@@ -294,38 +310,41 @@ class _Columns(Procedure):
 
     def _check_kind(self, columns: StoredFields, agree: Agree, episode: str) -> None:
         """FieldError for columns of another kind than the first ones of the job."""
-        kind = ", ".join(f"{name}: {one.dtype}{list(one.shape)}" for name, one in sorted(columns.specs.items()))
+        kind = _kind(columns.specs.values())
         if kind != (first := agree(kind)):
-            raise FieldError(
-                f"the function gave {kind} for episode {episode!r}, and {first} for the first ones of this call: let "
-                "it return the same fields, in the same dtypes and shapes, for each"
-            )
+            raise FieldError(f"the function gave {kind} for episode {episode!r}, and {first} for the first ones{_SAME}")
 
-    def _read(self, some: Episodes, times: dict[str, float]) -> Iterator[tuple[int, Callable[[], dict[str, Any]]]]:
+    def _read(self, prepared: _Read) -> Iterator[tuple[int, Callable[[], dict[str, Any]]]]:
         """The number of each episode, and its steps once they are asked for; or the error of reading them."""
-        terms, selection = self._terms, Selection(self._terms.fields, self._terms.missing)
-        for start, stop in sizes.runs(some.sizes(None if terms.derive else terms.fields), terms.max_bytes // 4):
-            run, began = some[start:stop], perf_counter()
-            try:
-                data = self._steps(run, selection)
-            except (FieldError, IntegrityError):
-                if terms.on_error == "raise":
-                    raise
-                yield from ((i, partial(self._alone, some, i, selection)) for i in range(start, stop))
+        for number, run in enumerate(prepared.runs):
+            data = self._run_of(prepared, run) if number else prepared.first
+            prepared.first = None
+            if data is None:
+                yield from ((i, partial(self._alone, prepared.episodes, i)) for i in range(*run))
                 continue
-            finally:
-                times["read"] += perf_counter() - began
             data.reverse()
-            for i in range(start, stop):
-                yield i, data.pop
+            yield from ((i, data.pop) for i in range(*run))
 
-    def _steps(self, run: Episodes, selection: Selection) -> list[dict[str, Any]]:
+    def _run_of(self, prepared: _Read, run: tuple[int, int]) -> list[dict[str, Any]] | None:
+        """The steps of some episodes; None if they are to be read one by one, as those of some cannot be."""
+        began = perf_counter()
+        try:
+            return self._steps(prepared.episodes[slice(*run)])
+        except (FieldError, IntegrityError):
+            if self._terms.on_error == "raise":
+                raise
+            return None
+        finally:
+            prepared.times["read"] += perf_counter() - began
+
+    def _steps(self, run: Episodes) -> list[dict[str, Any]]:
+        selection = Selection(self._terms.fields, self._terms.missing)
         if self._terms.derive:
             return derivations.read_all(run, selection, self._terms.derive)
         return run.reader.read(run.spans(), selection, self._tails)
 
-    def _alone(self, some: Episodes, i: int, selection: Selection) -> dict[str, Any]:
-        return self._steps(some[i : i + 1], selection)[0]
+    def _alone(self, some: Episodes, i: int) -> dict[str, Any]:
+        return self._steps(some[i : i + 1])[0]
 
     def _columns(self, data: dict[str, Any], episode: str) -> Mapping[Any, Any]:
         """The columns that the function makes of the steps of an episode."""
@@ -343,6 +362,11 @@ class _Columns(Procedure):
         differ = self._adds is not None and _names(list(found)) != self._adds
         self._known = self._known if differ else set(found)
         return differ
+
+
+def _kind(specs: Iterable[FieldSpec]) -> str:
+    """The names of columns, and the dtype and shape of a row of each."""
+    return ", ".join(sorted(f"{one.name}: {one.dtype}{list(one.shape)}" for one in specs))
 
 
 def _chosen(episodes: Episodes, items: Items) -> Episodes:
@@ -443,8 +467,13 @@ class _Folding:
 
         storage = self._log.storage
         own = lateshards.write(storage, self._call.session, notes.layout_of(storage), small())
-        late, chunks = zip(own, *placed, strict=True)
-        return tables.concat("late", late), tables.concat("chunks", chunks)
+        every = zip(own, *placed, strict=True)
+        late, chunks = (tables.concat(kind, some) for kind, some in zip(("late", "chunks"), every, strict=True))
+        kinds = distinct(late["schema"])
+        if self._call.job is None and len(kinds) > 1:  # of several workers, which did not know of each other
+            first, other = (_kind(loads(kind).fields) for kind in kinds[:2])
+            raise FieldError(f"the function gave {first} for some episodes, and {other} for others{_SAME}")
+        return late, chunks
 
     def _held(self, receipt: Receipt) -> Iterator[LateRows]:
         """The columns within a receipt, of episodes of its batch."""

@@ -47,10 +47,15 @@ class Result:
 class Procedure(ABC):
     """A kind of work, done batch by batch, on any worker. It pickles."""
 
+    def prepare(self, items: Items) -> Any:
+        """What `run` gets for a batch of these items, such as what is read for it: made while the batch before is run,
+        one at a time."""
+        return items
+
     @abstractmethod
-    def run(self, items: Items, agree: Agree) -> Result:
-        """The result of a batch of these items. agree: gives the kind of results that all batches of the job have, from
-        the one of this batch; the first one counts."""
+    def run(self, prepared: Any, agree: Agree) -> Result:
+        """The result of a batch: always called by one and the same thread of a worker. agree: gives the kind of results
+        that all batches of the job have, from the one of this batch; the first one counts."""
 
 
 class Receipt(WholeObject[ReceiptIndex]):
@@ -156,19 +161,26 @@ class Done:
 
 
 class Worker:
-    """A worker: runs batches of one procedure, one after the other."""
+    """A worker: runs batches of one procedure, one after the other, and prepares the next one meanwhile. It pickles."""
 
     def __init__(self, procedure: Procedure, receipts: Receipts) -> None:
         self.procedure = procedure
         self.receipts = receipts
         self._agreed: str | None = None
 
-    def run(self, number: int, items: Items) -> Done:
-        """Make a batch's result, unless there is one. Errors are part of what is returned."""
+    def prepare(self, number: int, items: Items) -> Any:
+        """What `run` gets: a Done if the batch has a result already, or nothing can be read for it."""
         try:
-            if self.receipts.has(number):
-                return Done(number)
-            result = self.procedure.run(items, self._agree)
+            return Done(number) if self.receipts.has(number) else self.procedure.prepare(items)
+        except Exception as error:
+            return Done(number, error=error)
+
+    def run(self, number: int, items: Items, prepared: Any) -> Done:
+        """Make a batch's result, unless there is one. Errors are part of what is returned."""
+        if isinstance(prepared, Done):
+            return prepared
+        try:
+            result = self.procedure.run(prepared, self._agree)
             began = perf_counter()
             data = self.receipts.put(number, len(items), result)
             seconds = {**result.seconds, "written": perf_counter() - began}

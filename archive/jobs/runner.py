@@ -14,7 +14,7 @@ from archive.jobs.job import Batches, Job
 from archive.jobs.receipts import Done, Items, Procedure, Receipt, Receipts, Worker
 from archive.jobs.records import FINISHED, JobRound
 from archive.jobs.workers import DiedError, Workers, check, workers
-from archive.log import Commit, CommitLog, new_session
+from archive.log import Commit, CommitLog, commits, new_session
 from archive.observe import add, gauge
 from archive.store import Storage
 
@@ -134,6 +134,13 @@ class JobCall:
         job.check_there(made.record, log.head)
         return cls(log.storage, made.record.session, made.plan, job, made.record, function=ask.function)
 
+    def log_of(self, log: CommitLog) -> CommitLog:
+        """A log that knows the commits since the one that the round froze: what a driver committed before it died is
+        found by its key."""
+        if self.round is None or not self.others:
+            return log
+        return CommitLog(log.storage, log.archive_id, commits.read_of(log.storage, min(self.round.frozen), log.head))
+
     @property
     def batches(self) -> int:
         return len(self.plan.starts) - 1
@@ -189,7 +196,10 @@ def _through(crew: Workers, batches: Iterator[tuple[int, Items]], look: Callable
     under_way: dict[Future[Done], tuple[int, Items]] = {}
     again, deaths, idle = deque[tuple[int, Items]](), Counter[int](), Wait(None, LOOK_S)
     while True:
-        for _ in range(crew.room):
+        room = crew.room
+        if again or any(deaths[number] for number, _ in under_way.values()):
+            room = min(room, int(not under_way))  # a batch that may end workers is run alone: no other is blamed
+        for _ in range(room):
             if (batch := again.popleft() if again else next(batches, None)) is None:
                 break
             under_way[crew.submit(*batch)] = batch
