@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from archive.jobs import Jobs
     from archive.journal import Tails
     from archive.ledger import LedgerView
-    from archive.maintain import ArchiveInfo, ForgetPlan, Progress, PrunePlan, Tag, Tags, Usage
+    from archive.maintain import ArchiveInfo, ForgetPlan, Progress, PrunePlan, Report, Tag, Tags, Usage
     from archive.read import Episodes, Reader
     from archive.view import Viewer
     from archive.write import Resume
@@ -459,6 +459,24 @@ class Archive:
 
         self._committed(notes.drop(self._log(), names))
         return self
+
+    def verify(
+        self, deep: bool = False, *, engine: str = "local", job: str | None = None, workers: int | None = None,
+        num_cpus: float | None = None, num_gpus: float | None = None, progress: Progress | None = None,
+    ) -> Report:  # fmt: skip
+        """Check that commits, tables, staged objects, journals and shards are there as they were written, and agree
+        with each other: a report of `findings`, `.sound` without any. Changes nothing.
+
+        deep: read every byte, and every step as a reader does; else the first bytes of each shard.  engine, workers,
+        num_cpus, num_gpus: as of `episodes.map`.  job: a name under which what is checked is noted, batch by batch of
+        shards: after whatever stopped it, the same call goes on with the rest, as of the commit at which it began, and
+        reports all.  progress: called with (commits and shards done, all of them).
+        """
+        from archive.jobs import Crew
+        from archive.maintain import verify
+
+        crew = Crew(engine, workers, num_cpus, num_gpus)
+        return verify(self, deep=deep, crew=crew, job=job, progress=progress)
 
     def prune(
         self,

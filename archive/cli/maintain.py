@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,8 +22,13 @@ if TYPE_CHECKING:
 EXAMPLE = "episodes there, for example"
 
 
-@command(MAINTAIN, opt.option("--deep", "Read every byte, and every step as a reader does."), looks_back=False)
-def verify(target: Target, deep: bool) -> Output:
+@command(
+    MAINTAIN,
+    opt.option("--deep", "Read every byte, and every step as a reader does."),
+    *opt.OF_JOB,
+    looks_back=False,
+)
+def verify(target: Target, deep: bool, **how: Any) -> Output:
     """Check an archive against its checksums.
 
     Checks commits, tables, staged states and shards, and compares the tables with each other. Also checks journal
@@ -32,12 +37,9 @@ def verify(target: Target, deep: bool) -> Output:
     Exit code 1 if something is wrong. Exit code 2 if nothing is wrong, but shards of other archives were left out for
     want of --allow-base.
     """
-    from archive import maintain
-
     arc = target.open()
     with bar("verify", [arc]) as advance:
-        total = len(arc.shards) + arc.head.number
-        report = maintain.verify(arc, deep=deep, progress=lambda r: advance(r.shards + r.commits, total))
+        report = arc.verify(deep, progress=advance, **how)
     code = 0 if report.sound else 1 if report.findings else 2
     return Output({"sound": report.sound} | asdict(report), _parts_of(report, deep, arc.url), code=code)
 

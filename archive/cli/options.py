@@ -111,6 +111,12 @@ PLANNING = (  # what `planned` takes
 )
 
 
+OF_JOB = (  # how work over all that is stored is done
+    option("--engine local|ray", "Processes of this machine, or actors of a Ray cluster.", default="local"),
+    option("--workers N", "How many work. Default: this process alone; with Ray, as many as have room."),
+    option("--job NAME", "Keep what is done under this name: after a crash, the same command goes on."),
+)
+
 # -- what is meant -----------------------------------------------------------------------------------------------------
 
 LATEST = "latest"  # stands for the newest whole one

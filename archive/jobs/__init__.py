@@ -5,19 +5,22 @@ from __future__ import annotations
 
 from archive.jobs.columns import Terms, map_columns
 from archive.jobs.job import Batches, Job, Jobs
-from archive.jobs.receipts import Procedure, Receipt, Result
+from archive.jobs.receipts import Agree, Items, Procedure, Receipt, Result
 from archive.jobs.records import JobRound, is_result, job_of
-from archive.jobs.runner import Asked, Crew, JobCall
+from archive.jobs.runner import Asked, Crew, JobCall, Progress
 
 __all__ = [
+    "Agree",
     "Asked",
     "Batches",
     "Crew",
+    "Items",
     "Job",
     "JobCall",
     "JobRound",
     "Jobs",
     "Procedure",
+    "Progress",
     "Receipt",
     "Result",
     "Terms",

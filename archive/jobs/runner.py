@@ -10,6 +10,7 @@ from random import randrange
 from typing import Any
 
 from archive.base import JobError, UsageError, Wait, layout, logger
+from archive.index import Annotations, Snapshot
 from archive.jobs.job import Batches, Job
 from archive.jobs.receipts import Done, Items, Procedure, Receipt, Receipts, Worker
 from archive.jobs.records import FINISHED, JobRound
@@ -134,16 +135,16 @@ class JobCall:
         job.check_there(made.record, log.head)
         return cls(log.storage, made.record.session, made.plan, job, made.record, function=ask.function)
 
-    def log_of(self, log: CommitLog) -> CommitLog:
-        """A log that knows the commits since the one that the round froze: what a driver committed before it died is
-        found by its key."""
-        if self.round is None or not self.others:
-            return log
-        return CommitLog(log.storage, log.archive_id, commits.read_of(log.storage, min(self.round.frozen), log.head))
-
     @property
     def batches(self) -> int:
         return len(self.plan.starts) - 1
+
+    def frozen(self, given: Snapshot) -> Snapshot:
+        """The tables as of the commits that the job has frozen; those given, where that is their commit."""
+        if self.round is None or self.round.frozen == {given.commit.number}:
+            return given
+        commit, head = (commits.read(self.store.storage, n) for n in (self.round.commit, self.round.annotations))
+        return Snapshot(self.store.storage, commit, Annotations(self.store.storage, head, read_only=True))
 
     def carry_out(
         self, procedure: Procedure, crew: Crew, progress: Progress | None = None, look: Callable[[], None] = _nothing
@@ -196,10 +197,7 @@ def _through(crew: Workers, batches: Iterator[tuple[int, Items]], look: Callable
     under_way: dict[Future[Done], tuple[int, Items]] = {}
     again, deaths, idle = deque[tuple[int, Items]](), Counter[int](), Wait(None, LOOK_S)
     while True:
-        room = crew.room
-        if again or any(deaths[number] for number, _ in under_way.values()):
-            room = min(room, int(not under_way))  # a batch that may end workers is run alone: no other is blamed
-        for _ in range(room):
+        for _ in range(crew.room):
             if (batch := again.popleft() if again else next(batches, None)) is None:
                 break
             under_way[crew.submit(*batch)] = batch

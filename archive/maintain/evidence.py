@@ -27,6 +27,7 @@ from archive.base import (
     layout,
     size,
 )
+from archive.jobs import Jobs
 from archive.journal import tails
 from archive.log import Commit, Mark, Sighting, about, commits, sessions
 from archive.maintain.objects import History, StoredObject, forgotten, running, stored
@@ -165,10 +166,12 @@ def _told(
     Journals in a checkpoint, or of a session that can still be recovered, are left out. The newest object of each
     rank beyond the checkpoints tells what its writer had seen."""
     tell = {"manifest": _table, "states": _staged}
-    sessions = set() if history.head is None else running(history.head)
+    keys = sorted(unknown)
+    rounds = Jobs(storage).unfinished() if any(key.startswith("shards/") for key in keys) else ()
+    sessions = set() if history.head is None else running(history.head, rounds)
     piles: dict[tuple[str, str], list[str]] = {}
     newest: dict[tuple[str, int], tuple[int, str]] = {}
-    for key in sorted(unknown):
+    for key in keys:
         session, kind, place = layout.session_of(key), key.partition("/")[0], layout.journal_place(key)
         passed = history.journaled.passed(key)
         if place is not None and not passed:

@@ -4,21 +4,21 @@ other and with what they name. Changes nothing."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from archive.base import ArchiveError, CorruptManifestError, FieldError, layout
+from archive.base import ArchiveError, CorruptManifestError, cached_property, layout
 from archive.checkpoint import Checkpoint, Checkpoints
-from archive.index import METADATA, ByWriter, EpisodeIndex, ShardIndex, Snapshot, chains, checkpoint_places, chunkindex
+from archive.index import ByWriter, EpisodeIndex, Snapshot, chains, checkpoint_places, chunkindex
+from archive.jobs import Asked, Crew, JobCall, Progress
 from archive.journal import Tails, tails
-from archive.log import Commit, FileRef, commits, sessions, tablefiles
+from archive.log import Commit, CommitLog, FileRef, commits, sessions, tablefiles
 from archive.maintain.evidence import Evidence, leftovers
 from archive.maintain.objects import History, retained, retained_reach
-from archive.read import Reader, Selection, Spans, indexes_of, sizes
+from archive.maintain.shardcheck import CheckedShards, NamedShard, ShardCheck, batches_of, named_shards
 from archive.saved import Part
 from archive.store import Roots, split_key
 from archive.tables import CHUNK_FILE, among, distinct, of_segments
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _OF_SHARDS = ("episode_id", "shard", *CHUNK_FILE)
-_READ_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,14 @@ class Report:
         return not self.findings and not self.not_allowed
 
 
-def verify(archive: Any, *, deep: bool = False, progress: Callable[[Report], None] | None = None) -> Report:
+def verify(
+    archive: Any,
+    *,
+    deep: bool = False,
+    crew: Crew | None = None,
+    job: str | None = None,
+    progress: Progress | None = None,
+) -> Report:
     """Check all commits of an archive, their tables, the staged objects of their checkpoints, that the live steps of
     each checkpoint are in its tables, that no episode goes on from a branch that a resume left behind, and every
     shard of the newest commit: its first bytes must be there or, if `deep`, every byte must be as it was written and
@@ -93,45 +99,69 @@ def verify(archive: Any, *, deep: bool = False, progress: Callable[[Report], Non
 
     Shards of other archives are checked where `allow_bases` permits it; the others are no findings, but
     counted, and the report is not sound then.
+
+    crew, job: shards are checked by these workers, in batches of which each is done once, as of the commit at which
+    the job began.  progress: called with (commits and shards done, all of them).
     """
-    tell = progress or (lambda _: None)
-    looking = _Verification(archive.snapshot, deep)
-    report = looking.report
+    tell, crew = progress or (lambda done, total: None), crew or Crew()
+    looking, call = _begun(archive, deep, crew, job)
+    report, total = looking.report, looking.head.number + len(looking.named)
     for commit in looking.commits():
         looking.at_files(commit)
         looking.at_staged(commit)
-        tell(report)
+        tell(report.commits, total)
     looking.at_checkpoints()
     looking.at_episodes()
     looking.at_claims()
     looking.at_journals()
-    for index, episodes in looking.shards():
-        looking.at_shard(index, episodes)
-        tell(report)
-    if deep:
-        looking.at_contents()
+    done = total - len(looking.named)
+    of_batch = len(looking.named) / max(1, call.batches)
+    call.carry_out(looking.check, crew, lambda n, _: tell(done + round(n * of_batch), total))
+    looking.at_results(call)
     looking.at_leftovers()
     if report.findings:
         report.checkpoints += looking.attempt("the checkpoints table", lambda: list(looking.judged())) or ()
+    call.finish()
     return report
+
+
+def _begun(archive: Any, deep: bool, crew: Crew, job: str | None) -> tuple[_Verification, JobCall]:
+    """A verification, and its job: one that was begun before is as of its own commit."""
+    snapshot, storage = archive.snapshot, archive.storage
+    log = CommitLog(storage, archive.id, snapshot.commit)
+    if job is not None:
+        archive.check_writable()
+        log.catch_up()
+    looking_at = partial(_Verification, deep=deep, newest=log.head, lasts=job is not None)
+    looking = looking_at(snapshot)
+    crew.check(storage, looking.check)
+    allowed = storage.allowed_bases
+    terms = {"deep": deep, "allow_bases": allowed if isinstance(allowed, bool) else sorted(allowed)}
+    cut = lambda: batches_of(looking.named, alone=crew.alone and job is None)  # noqa: E731
+    call = JobCall.of(log, job, Asked("verify", terms), snapshot.commit, cut)
+    frozen = call.frozen(snapshot)
+    return looking if frozen is snapshot else looking_at(frozen), call
 
 
 class _Verification:
     """The checks of an archive, part by part; all findings go into `report`."""
 
-    def __init__(self, snapshot: Snapshot, deep: bool) -> None:
+    def __init__(self, snapshot: Snapshot, deep: bool, newest: Commit, *, lasts: bool) -> None:
+        """newest: the newest commit that is known; what was forgotten up to it need not be there. lasts: results of
+        batches are kept."""
         self.report = Report(deep)
+        self.check = ShardCheck(snapshot, deep=deep, lasts=lasts)
         self._snapshot = snapshot
         self._storage = snapshot.storage
-        self._head = snapshot.commit
+        self.head = snapshot.commit
         self._roots = Roots(snapshot.storage, snapshot.commit.base_urls)
         self._history, self._evidence = History(self._storage), Evidence()
         self._known: dict[int, Commit] = {}
         self._files: set[str] = set()  # checked already, like:
         self._shards: set[str] = set()
         # the objects that must be there; None: all that were ever committed
-        reach = partial(retained_reach, self._storage, self._head)
-        self._reach = None if self._head.let_go is None else self.attempt("the tables", reach)
+        reach = partial(retained_reach, self._storage, self.head, rounds=())
+        self._reach = None if newest.let_go is None else self.attempt("the tables", reach)
 
     def attempt(self, name: str, check: Callable[[], T]) -> T | None:
         """The result of a check; None, and a finding, if it fails."""
@@ -149,7 +179,7 @@ class _Verification:
     def commits(self) -> Iterator[Commit]:
         """The commits that can be read, oldest first; each must follow the one before."""
         before: Commit | None = None
-        for number in range(1, self._head.number + 1):
+        for number in range(1, self.head.number + 1):
             key = layout.commit_key(number)
             commit = self.attempt(key, partial(commits.read, self._storage, number))
             if commit is not None:
@@ -215,12 +245,12 @@ class _Verification:
 
     def at_checkpoints(self) -> None:
         """Check that the live steps of each checkpoint are in the tables that serve it."""
-        places = self.attempt("the checkpoints table", lambda: checkpoint_places(self._storage, self._head)) or ()
+        places = self.attempt("the checkpoints table", lambda: checkpoint_places(self._storage, self.head)) or ()
         for number, manifest in sorted(places, key=lambda place: place[0]):
             self.attempt(layout.commit_key(number), lambda: self._checkpoint(number, manifest).groups)  # noqa: B023
 
     def _checkpoint(self, number: int, manifest: int | None) -> Checkpoint:
-        every = Checkpoints(self._storage, self._head, annotations=self._snapshot.annotations)
+        every = Checkpoints(self._storage, self.head, annotations=self._snapshot.annotations)
         return every.at_commit(number, manifest)
 
     def at_episodes(self) -> None:
@@ -239,7 +269,7 @@ class _Verification:
         import pyarrow as pa
 
         columns = ["ledger", "key", "episode_id"]
-        ledger = tablefiles.load(self._storage, "ledger", self._head.files("ledger"), columns)
+        ledger = tablefiles.load(self._storage, "ledger", self.head.files("ledger"), columns)
         if not ledger.num_rows:
             return
         there = of_segments("ledger", ledger, self._snapshot.columns(["episode_id"]))
@@ -252,10 +282,10 @@ class _Verification:
 
     def at_journals(self) -> None:
         """Check what the newest session of each run has journaled since its newest checkpoint."""
-        for run, entry in (self.attempt("the runs", lambda: {**self._head.runs}) or {}).items():
+        for run, entry in (self.attempt("the runs", lambda: {**self.head.runs}) or {}).items():
             if not entry.journal:
                 continue
-            of_run = partial(tails.of_run, self._storage, self._head, run)
+            of_run = partial(tails.of_run, self._storage, self.head, run)
             found: Tails | None = self.attempt(f"the journal of run {run!r}", of_run)
             for one in () if found is None else found.ranks:
                 self.report.journaled += one.objects
@@ -268,9 +298,10 @@ class _Verification:
 
     # -- shards --------------------------------------------------------------------------------------------------------
 
-    def shards(self) -> Iterator[tuple[ShardIndex, tuple[str, ...]]]:
-        """Every shard that rows name, once, with some of its episodes."""
-        return (found for table in self._tables_of_shards() for found in self._shards_of(table))
+    @cached_property
+    def named(self) -> list[NamedShard]:
+        """Every shard to check that rows name, once."""
+        return [one for table in self._tables_of_shards() for one in self._shards_of(table)]
 
     def _tables_of_shards(self) -> Iterator[pa.Table]:
         """Rows that name the shards to check: of the newest commit and, where something was forgotten, of tagged
@@ -288,73 +319,38 @@ class _Verification:
         """Rows of the late table, as of an episode without a name."""
         import pyarrow as pa
 
-        found = tablefiles.load(self._storage, "late", self._head.files("late"), _OF_SHARDS[1:])
+        found = tablefiles.load(self._storage, "late", self.head.files("late"), _OF_SHARDS[1:])
         return found.append_column("episode_id", pa.array(["a late field"] * found.num_rows, pa.string()))
 
     def _others(self) -> list[Commit]:
         """The other commits whose tables are needed."""
-        serving = {manifest or number for number, manifest in checkpoint_places(self._storage, self._head)}
-        older = {number for number in serving if number < (self._head.let_go or 0)}
-        return [*retained(self._storage, self._head)[1:], *commits.read_all(self._storage, older, self._head)]
+        serving = {manifest or number for number, manifest in checkpoint_places(self._storage, self.head)}
+        older = {number for number in serving if number < (self.head.let_go or 0)}
+        return [*retained(self._storage, self.head, rounds=())[1:], *commits.read_all(self._storage, older, self.head)]
 
-    def _shards_of(self, table: pa.Table) -> Iterator[tuple[ShardIndex, tuple[str, ...]]]:
-        episodes: dict[str, list[str]] = {}
-        for shard, name in zip(table["shard"].to_pylist(), table["episode_id"].to_pylist(), strict=True):
-            if shard is not None and shard not in self._shards:
-                episodes.setdefault(shard, []).append(name)
-        files = tablefiles.chunk_files(table)
-        self._shards.update(episodes, files)
-        for shard in list(episodes):
+    def _shards_of(self, table: pa.Table) -> Iterator[NamedShard]:
+        for shard, named in named_shards(table).items():
+            if shard in self._shards:
+                continue
+            self._shards.update([shard, *(ref.path for ref in named.files)])
             base = split_key(shard)[0]
-            if base is not None and not self._roots.allows(base):
+            if base is None or self._roots.allows(base):
+                yield named
+            else:
                 url = self._roots.url_of(base) or base
                 self.report.not_allowed[url] = self.report.not_allowed.get(url, 0) + 1
-                del episodes[shard]
-        for path, ref in files.items():
-            if self._roots.allows(split_key(path)[0]):
-                for _, found in self.attempt(path, lambda: [*indexes_of(self._roots, [ref])]) or ():  # noqa: B023
-                    for shard in [one for one in found if one in episodes]:
-                        yield found[shard], tuple(dict.fromkeys(episodes.pop(shard)))[:3]
-        for shard, names in episodes.items():
-            self._find(shard, "no chunk table has it", tuple(names[:3]))
 
-    def at_shard(self, index: ShardIndex, episodes: tuple[str, ...]) -> None:
-        """Compare all members of a shard, or its metadata, with the chunk table."""
-        self.report.shards += 1
-        reads = index.plan(index.everything() if self.report.deep else {})
-        try:
-            blocks = self._roots.get_ranges(reads.requests)
-        except ArchiveError as e:
-            self._find(index.shard, str(e), episodes)
-            return
-        self.report.bytes += reads.fetched_bytes
-        for piece in reads.pieces:
-            data = memoryview(blocks[piece.request])[piece.start : piece.start + piece.size]
-            if not chunkindex.is_sound(data, piece.crc32c, is_chunk=piece.array != METADATA):
-                self._find(index.shard, f"{piece.member!r} does not match its checksum", episodes)
-
-    def at_contents(self) -> None:
-        """Check that steps can be read from shards as tables say."""
-        for shard, name, why in self.attempt("the segments table", lambda: list(self._unreadable())) or ():
-            self._find(shard, why, (name,))
-
-    def _unreadable(self) -> Iterator[tuple[str, str, str]]:
-        """The first segment in each shard that cannot be read as tables and schemas say: the shard, the episode, and
-        why. Shards with a finding are skipped. All others are read, in batches of bounded size."""
-        table = self._snapshot.columns(["shard", "length", "episode_id"])
-        shards, bad = np.array(table["shard"].to_pylist(), object), {one.object for one in self.report.findings}
-        there = [n for n, one in enumerate(shards) if one is not None and self._roots.allows(split_key(one)[0])]
-        rows = np.array([n for n in there if shards[n] not in bad], np.int64)
-        rows = rows[np.argsort(shards[rows].astype(str), kind="stable")]
-        reader, spans = Reader(self._snapshot), Spans.of_each(rows, 0 * rows, table["length"].to_numpy()[rows])
-        for start, stop in sizes.runs(reader.as_written().sizes(spans), _READ_BYTES):
-            if _why(reader, spans, range(start, stop)) is None:
-                continue
-            for n in range(start, stop):
-                shard = shards[rows[n]]
-                if shard not in bad and (why := _why(reader, spans, range(n, n + 1))) is not None:
-                    bad.add(shard)
-                    yield shard, table["episode_id"][int(rows[n])].as_py(), why
+    def at_results(self, call: JobCall) -> None:
+        """Add the results of all batches to the report."""
+        report, unreadable = self.report, list[Finding]()
+        problems: dict[Finding, None] = {}  # one that several batches met counts once
+        for receipt in call.read(call.results):
+            one = CheckedShards.of(receipt)
+            report.shards += one.shards
+            report.bytes += one.bytes
+            problems |= dict.fromkeys(Finding(*problem) for problem in one.problems)
+            unreadable += [Finding(*problem) for problem in one.unreadable]
+        report.findings += [*problems, *sorted(unreadable, key=lambda found: found.object)]
 
     # -- leftovers -----------------------------------------------------------------------------------------------------
 
@@ -363,15 +359,15 @@ class _Verification:
         find = partial(leftovers, self._storage, self._history, self._shards, self._evidence)
         for key, what in self.attempt("what no commit names", find) or ():
             self.report.notes.append(Finding(key, what))
-        head = self._history.head or self._head
+        head = self._history.head or self.head
         for number, problem in self._evidence.problems(self._storage, head, self._known):
             self._find(layout.commit_key(number), problem)
 
     def judged(self) -> Iterator[Judged]:
         """The newest whole checkpoints of each run, down to the first without a finding against it."""
         problems = {one.object: one.problem for one in reversed(self.report.findings)}
-        left = set(self._head.runs)
-        for number, manifest in sorted(checkpoint_places(self._storage, self._head), key=lambda place: -place[0]):
+        left = set(self.head.runs)
+        for number, manifest in sorted(checkpoint_places(self._storage, self.head), key=lambda place: -place[0]):
             try:
                 ck = self._checkpoint(number, manifest)
             except ArchiveError:  # its commit has a finding
@@ -398,19 +394,6 @@ def _against(ck: Checkpoint, problems: dict[str, str]) -> str | None:
         return str(e)
     needed = {key for name in rows.column_names for key in distinct(rows[name])}
     return next((f"{key}: {problems[key]}" for key in sorted(needed & problems.keys())), None)
-
-
-def _why(reader: Reader, spans: Spans, numbers: range) -> str | None:
-    """Why these steps, with their derived columns, cannot be read; None: they can."""
-    some = spans.pick(np.array(numbers))
-    try:
-        reader.read_stored(some)
-        if reader.snapshot.annotations.head.late:
-            with suppress(FieldError):  # derived columns of some of them only, or of another kind
-                reader.read(some, Selection(missing="skip"))
-    except ArchiveError as e:
-        return str(e)
-    return None
 
 
 def spliced(snapshot: Snapshot) -> Iterator[tuple[str, str]]:

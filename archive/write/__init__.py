@@ -26,7 +26,6 @@ from archive.write.live import (
 )
 from archive.write.pipeline import Pipeline
 from archive.write.slabs import slab_bytes
-from archive.write.staging import Staging
 from archive.write.works import (
     ObjectKind,
     RankRows,
@@ -59,7 +58,6 @@ __all__ = [
     "Seal",
     "ShardObjects",
     "Slab",
-    "Staging",
     "StepsPart",
     "Stream",
     "Stretch",
