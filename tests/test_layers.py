@@ -68,6 +68,7 @@ OPENS_BELOW = {  # verbs by which users look at a thing (view, to_html, plot, wh
         "archive.checkpoint.checkpointlist",
         "archive.checkpoint.checkpoints",
         "archive.facade",
+        "archive.jobs.job",
         "archive.maintain.plans",
         "archive.maintain.tags",
         "archive.read.episode",
@@ -121,7 +122,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "pandas": ("archive.read", "archive.write.imports", *FACADE, "resharding", "archive.cli", "archive.testing"),
     "matplotlib": ("archive.view.plots",),
     "click": ("archive.cli",),
-    "rich": ("archive.cli", "archive.checkpoint.pending"),
+    "rich": ("archive.cli", "archive.checkpoint.pending", "archive.observe.bars"),
 }
 EAGER: dict[str, tuple[str, ...]] = {
     "ray": ("archive.ray.blocks", "archive.ray.sink", "archive.ray.source"),

@@ -10,7 +10,8 @@ from archive.base import UsageError, jsontree
 from archive.cli import options as opt
 from archive.cli.commands import KEEP, command
 from archive.cli.options import Target
-from archive.cli.output import Output, Part, bar, listed
+from archive.cli.output import Output, Part, listed
+from archive.observe import bar
 
 if TYPE_CHECKING:
     from archive.maintain import ForgetPlan, PrunePlan

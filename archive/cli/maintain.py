@@ -1,25 +1,30 @@
-"""Maintenance: `verify`, `repair`, `policy`, `compact`."""
+"""Maintenance: `verify`, `repair`, `policy`, `compact`, `jobs`."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from archive.base import NotFoundError, UsageError, plaintext, size
+from archive.base import ExpiredError, NotFoundError, UsageError, plaintext, size
 from archive.cli import options as opt
 from archive.cli import output
 from archive.cli.commands import MAINTAIN, command
 from archive.cli.options import Target
-from archive.cli.output import Output, Part, bar
+from archive.cli.output import Output, Part, listed
+from archive.observe import bar
 
 if TYPE_CHECKING:
+    from archive.jobs import Job
     from archive.maintain import Report
 
 
 EXAMPLE = "episodes there, for example"
+FAILED = ("episode_id", "error")
+LOOK_S, LOOK_PART = 1.0, 0.1  # between looks at a job; the part of the time that they may take
 
 
 @command(
@@ -154,3 +159,68 @@ def compact(target: Target, min_alive: float, min_full: float) -> Iterator[Outpu
         done = resharding.compact(arc, min_alive=min_alive, min_full=min_full)
     text = f"{done.steps} steps out of {done.shards} shards were written anew" if done.shards else "nothing to do"
     yield Output({"shards": done.shards, "steps": done.steps, "commit": done.commit}, text)
+
+
+@command(
+    MAINTAIN,
+    opt.argument("url"),
+    opt.argument("name", required=False),
+    opt.option("--follow", "Wait until it has ended, and draw a bar."),
+    opt.option("--cancel", "End it: a driver that is at work on it stops, and `archive prune` deletes its results."),
+    opt.limit("How many failing episodes to show"),
+    writes=True,
+)
+def jobs(target: Target, name: str | None, follow: bool, cancel: bool, limit: int) -> Iterator[Output]:
+    """List the jobs, or show one and the episodes that failed in it.
+
+    A job is work over all that is stored, batch by batch: `episodes.map(fn, job="verifier-v2")`. It goes on by the same
+    call. Steps that it has committed stay when it is cancelled.
+    """
+    from archive.jobs import COLUMNS
+
+    if (follow or cancel) and name is None:
+        raise UsageError("--follow and --cancel are of one job: give its name")
+    found = target.open().jobs
+    if name is None:
+        yield listed([job.about for job in found.values()], COLUMNS)
+    else:
+        job = found[name]
+        if follow:
+            _follow(job)
+        if not cancel:
+            yield _told(job, limit)
+        elif (state := job.state) != "unfinished":
+            raise UsageError(f"job {name!r} has been {state} already")
+        else:
+            yield _told(job, limit, "would end it here: what it has committed stays. Add --yes to do it")
+            job.cancel()
+            yield _told(job, limit)
+    raise UsageError("--yes is for --cancel")
+
+
+def _follow(job: Job) -> None:
+    with bar(f"job {job.name}", of="batches") as advance:
+        while True:
+            began = time.monotonic()
+            done, total, state = job.standing
+            advance(done, total)
+            if state != "unfinished":
+                return
+            time.sleep(max(LOOK_S, (time.monotonic() - began) / LOOK_PART))
+
+
+def _told(job: Job, limit: int, *more: str) -> Output:
+    """A job, and the episodes at which its function failed; None if a prune has deleted the list of them."""
+    about = job.about
+    try:
+        failed = job.failed
+    except ExpiredError:
+        failed = None
+    parts: list[Part] = [about | {"commits": len(about["commits"])}]
+    if failed is None:
+        parts.append("a prune has deleted the list of the episodes that failed, as the job has ended")
+    elif failed:
+        shown = [*failed.items()][: limit or None]
+        parts.append(([dict(zip(FAILED, one, strict=True)) for one in shown], FAILED))
+        parts += [f"{len(failed) - len(shown)} more: -n 0 shows all"] if len(shown) < len(failed) else []
+    return Output(about | {"failures": failed}, [*parts, *more])

@@ -14,7 +14,8 @@ from archive.cli import options as opt
 from archive.cli import output
 from archive.cli.commands import MOVE, command
 from archive.cli.options import Target
-from archive.cli.output import Output, bar
+from archive.cli.output import Output
+from archive.observe import bar
 
 if TYPE_CHECKING:
     from archive import Archive, Checkpoint, Episode, Episodes

@@ -1,23 +1,18 @@
 """Printing, in one way: a command gives an `Output`. Text from an archive is shown, never taken for markup or terminal
-commands. Long work draws a bar on the terminal."""
+commands."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from archive.base import one_line, plaintext, size
-
-if TYPE_CHECKING:
-    from archive import Archive
+from archive.base import plaintext
 
 MAX_CELL = 160
 UNWATCHED = 10_000  # columns where nobody watches: nothing needs to be cut
@@ -160,50 +155,3 @@ def cell(value: Any, *, limit: int | None = MAX_CELL) -> str:
         value = json.dumps(plain(value), ensure_ascii=False)
     text = plaintext.one_line(str(value))
     return text if limit is None or len(text) <= limit else text[: limit - 1] + "…"
-
-
-Advance = Callable[[int, int], None]
-
-
-@contextmanager
-def bar(what: str, archives: Sequence[Archive]) -> Iterator[Advance]:
-    """Draw a bar while the block runs; the block calls what it gets with (objects done, objects in all).
-
-    The bar counts the bytes that the stores of these archives sent and received meanwhile.
-    """
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.fields[objects]}"),
-        TextColumn("{task.fields[traffic]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as drawn:
-        task = drawn.add_task(one_line(what), total=None, objects="", traffic=_Traffic(archives))
-        yield lambda done, total: drawn.update(task, completed=done, total=total, objects=f"{done} of {total} objects")
-
-
-class _Traffic:
-    """The bytes moved since it was made, and how many a second: a text that the bar asks for whenever it is drawn."""
-
-    def __init__(self, archives: Sequence[Archive]) -> None:
-        self._stats = [arc.storage.stats for arc in archives]
-        self._began = time.monotonic()
-        self._before = self._bytes()
-
-    def __str__(self) -> str:
-        moved = self._bytes() - self._before
-        rate = moved / max(time.monotonic() - self._began, 1e-3)
-        return f"{size(moved)}, {size(int(rate))}/s"
-
-    def _bytes(self) -> int:
-        each = [stats.as_dict() for stats in self._stats]
-        return sum(s["bytes_in"] + s["bytes_out"] for s in each)

@@ -4,12 +4,13 @@ the results of batches, each made once, are on the store, and commits of them go
 from __future__ import annotations
 
 from archive.jobs.columns import Terms, map_columns
-from archive.jobs.job import Batches, Job, Jobs
+from archive.jobs.job import COLUMNS, Batches, Job, Jobs
 from archive.jobs.receipts import Agree, Items, Procedure, Receipt, Result
 from archive.jobs.records import JobRound, is_result, job_of
 from archive.jobs.runner import Asked, Crew, JobCall, Progress
 
 __all__ = [
+    "COLUMNS",
     "Agree",
     "Asked",
     "Batches",

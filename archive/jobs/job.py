@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _AT_ONCE = 256  # results read together
-_COLUMNS = ("job", "kind", "batches", "of", "committed", "failed", "forgotten", "state")
+COLUMNS = ("job", "kind", "batches", "of", "committed", "failed", "forgotten", "state")
 
 
 class Batches(NamedTuple):
@@ -112,17 +112,17 @@ class Job:
     @property
     def total(self) -> int:
         """The number of batches."""
-        return self.newest.batches
+        return self.standing[1]
 
     @property
     def done(self) -> int:
         """The number of batches that have a result."""
-        return int(self.about["batches"])
+        return self.standing[0]
 
     @property
     def state(self) -> str:
         """The state: "unfinished", "finished", "cancelled" or "replaced" (by a round of another function)."""
-        return str(self.about["state"])
+        return self.standing[2]
 
     @property
     def finished(self) -> bool:
@@ -130,23 +130,33 @@ class Job:
         return self.state == "finished"
 
     @property
+    def standing(self) -> tuple[int, int, str]:
+        """What `done`, `total` and `state` are, by one look."""
+        there = self._look()
+        return self._standing(there, self._newest(there))
+
+    def _standing(self, there: Named, newest: JobRound) -> tuple[int, int, str]:
+        if (end := self._end(there, newest.number)) is not None:
+            return end.done, newest.batches, end.outcome
+        return sum(number in there.batch for number in newest.numbers), newest.batches, "unfinished"
+
+    @property
     def about(self) -> dict[str, Any]:
         """A summary: batches with a result, of how many, steps committed and forgotten meanwhile, episodes failed."""
         there = self._look()
         newest = self._newest(there)
-        end = self._end(there, newest.number)
+        done, of, state = self._standing(there, newest)
         made = [one for _, one in self._made(there, newest)]
-        done = sum(number in there.batch for number in newest.numbers)
         return {
             "job": self.name,
             "kind": newest.kind,
-            "batches": done if end is None else end.done,
-            "of": newest.batches,
+            "batches": done,
+            "of": of,
             "committed": sum(one.rows for one in made),
             "failed": sum(one.failed for one in made) + sum(one.num_rows for one in self._uncommitted(there, newest)),
             "forgotten": sum(one.forgotten for one in made),
             "commits": [one.commit for one in made],
-            "state": "unfinished" if end is None else end.outcome,
+            "state": state,
             "function": newest.function,
             "commit": newest.commit,
         }
@@ -187,7 +197,7 @@ class Job:
             yield from (one.failed for one in receipts.read(wanted[at : at + _AT_ONCE]) if one.index.failed)
 
     def cancel(self) -> None:
-        """JobEnd it: a driver that is at work on it stops, what was committed stays, and a prune deletes the rest.
+        """End it: a driver that is at work on it stops, what was committed stays, and a prune deletes the rest.
         UsageError if it has ended already."""
         there = self._look()
         newest = self._newest(there)
@@ -196,8 +206,8 @@ class Job:
             raise UsageError(f"job {self.name!r} has {'ended' if end is None else f'been {end.outcome}'} already")
 
     def __repr__(self) -> str:
-        about = self.about
-        return one_line(f"<job {self.name!r}, {about['state']}: {about['batches']} of {about['of']} batches>")
+        done, total, state = self.standing
+        return one_line(f"<job {self.name!r}, {state}: {done} of {total} batches>")
 
     # -- at work -------------------------------------------------------------------------------------------------------
 
@@ -292,7 +302,7 @@ class Job:
         return Folds(self, {n: self._read(f"fold-{n:06d}.json", Fold) for n in sorted(there.fold)}, there.made)
 
     def ends(self, round: JobRound, outcome: Any, there: Named | None = None) -> bool:
-        """JobEnd a round; True if this call did."""
+        """End a round; True if this call did."""
         there = there or self._look()
         if round.number in there.end:
             return False
@@ -364,8 +374,16 @@ class Jobs(Mapping[str, Job]):
         """The rounds that have not ended."""
         return [one for name in self for one in Job(self._storage, name).going()]
 
+    @property
+    def _rows(self) -> list[list[Any]]:
+        return [[about[name] for name in COLUMNS] for about in (job.about for job in self.values())]
+
+    def _repr_html_(self) -> str:
+        from archive.view import notebook
+
+        return notebook.rows("Jobs", COLUMNS, self._rows)
+
     def __str__(self) -> str:
-        rows = [[job.about[name] for name in _COLUMNS] for job in self.values()]
-        return "\n".join(tabulate(_COLUMNS, rows)) or f"no jobs at {self._storage.url}"
+        return "\n".join(tabulate(COLUMNS, self._rows)) or one_line(f"no jobs at {self._storage.url}")
 
     __repr__ = __str__

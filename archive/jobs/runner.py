@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from random import randrange
 from typing import Any
@@ -16,13 +17,13 @@ from archive.jobs.receipts import Done, Items, Procedure, Receipt, Receipts, Wor
 from archive.jobs.records import FINISHED, JobRound
 from archive.jobs.workers import DiedError, Workers, check, workers
 from archive.log import Commit, CommitLog, commits, new_session
-from archive.observe import add, gauge
+from archive.observe import Advance, add, bar, gauge
 from archive.store import Storage
 
 LOOK_S = 1.0  # between looks at what else is to be done
 _AT_ONCE = 256  # results read together
 _DEATHS = 3  # of workers at one batch
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int], None] | bool
 
 
 def _nothing() -> None:
@@ -152,15 +153,22 @@ class JobCall:
         """Make the results that are missing. look: called between batches, every second at least."""
         worker, told = Worker(procedure, self.store), Wait(None, LOOK_S)
         checked = Wait(None, LOOK_S)
-        with crew.of(worker) as workers:
+        with crew.of(worker) as workers, self._bar(progress, alone=crew.alone) as tell:
+            tell(len(self.results), self.batches)
             for done in _through(workers, self._left(), look):
                 self._take(done)
-                if progress is not None:
-                    progress(len(self.results), self.batches)
+                tell(len(self.results), self.batches)
                 if self.job is not None and told.due():
                     logger.info("job %r: %d of %d batches", self.job.name, len(self.results), self.batches)
                 if self.job is not None and self.round is not None and checked.due():
                     self.job.check_going(self.round)
+
+    def _bar(self, progress: Progress | None, *, alone: bool) -> AbstractContextManager[Advance]:
+        """A function that is told how many batches are done: the caller's, or one that draws a bar."""
+        if progress is True:
+            stores = [self.store] if alone else []  # others' traffic is not counted here
+            return bar("batches" if self.job is None else f"job {self.job.name}", stores, "batches", lines=True)
+        return nullcontext(progress or (lambda done, total: None))
 
     def _left(self) -> Iterator[tuple[int, Items]]:
         """The batches that have no result yet. Another driver may be at work on those of another call, so the first one
@@ -187,7 +195,7 @@ class JobCall:
             yield from [self._values[n] for n in some] if self.round is None else self.store.read(some)
 
     def finish(self) -> None:
-        """JobEnd the round: all is done with its results."""
+        """End the round: all is done with its results."""
         if self.job is not None and self.round is not None:
             self.job.ends(self.round, FINISHED)
 

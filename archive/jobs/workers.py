@@ -56,7 +56,7 @@ class Workers(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """JobEnd them."""
+        """End them."""
 
     def __enter__(self) -> Self:
         return self

@@ -123,7 +123,7 @@ class Episodes(Chosen, Sequence["Episode"]):
         job: str | None = None, commit_every: str | None = "10min", only: str = "all", on_error: str = "raise",
         workers: int | None = None, num_cpus: float | None = None, num_gpus: float | None = None,
         batch_size: int | None = None, max_bytes: int = 2**28, missing: Any = "error", derive: Any = (),
-        provenance: Any = None, by: str | None = None, progress: Callable[[int, int], None] | None = None,
+        provenance: Any = None, by: str | None = None, progress: Callable[[int, int], None] | bool = False,
     ) -> Self:  # fmt: skip
         """Add derived columns, which a function makes of the steps of each episode:
         `eps.map(fn, fields=["reward"], adds=["advantage"])`.
@@ -142,7 +142,8 @@ class Episodes(Chosen, Sequence["Episode"]):
         only: "missing": episodes that lack a column; "stale": and those whose columns another version of the function
         made.  on_error: "skip" leaves out episodes at which the function fails: `arc.jobs[...].failed` lists them.
         batch_size: the most episodes in a batch; 1 suits a function that takes seconds.  max_bytes: about what a worker
-        holds of the steps.  progress: called with (batches done, batches).
+        holds of the steps.  progress: True draws a bar, or tells in lines where there is no terminal; a function is
+        called with (batches done, batches).
         """
         from archive.jobs import Crew, Terms, map_columns
 

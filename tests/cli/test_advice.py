@@ -76,7 +76,7 @@ def test_commands_that_read_take_allow_base(referring: Path, source: Path, words
 def test_every_command_that_reads_takes_allow_base_and_every_one_that_writes_single_writer() -> None:
     context = main.make_context("archive", ["info"], resilient_parsing=True)
     writing = {"demo", "request-checkpoint", "reshard", "merge", "split", "filter", "import", "compact", "repair"}
-    writing |= {"tag", "label", "forget", "undo", "restore", "prune", "recover"}
+    writing |= {"tag", "label", "forget", "undo", "restore", "prune", "recover", "jobs"}
     for name in COMMANDS:
         command = main.get_command(context, name)
         assert command is not None

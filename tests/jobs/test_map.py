@@ -70,6 +70,17 @@ def test_each_episode_is_computed_once(tmp_path: Path, workers: int | None) -> N
     assert len(calls(tmp_path)) == 40  # it is finished
 
 
+def test_it_tells_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arc, told = filled(tmp_path / "arc"), list[tuple[int, int]]()
+    arc.episodes.map(doubled, ["reward"], ["twice"], job="score", progress=lambda *at: told.append(at))
+    assert told == [(done, 20) for done in range(21)]
+    arc.episodes.map(doubled, ["reward"], ["twice"], job="bar", progress=True)
+    assert "job bar: 20 of 20 batches" in capsys.readouterr().err
+    assert "score  map   20       20  200" in str(arc.jobs)
+    assert "<td>score</td>" in arc.jobs._repr_html_()
+    assert repr(arc.jobs["bar"]) == "<job 'bar', finished: 20 of 20 batches>"
+
+
 def test_after_an_error_the_same_call_goes_on(tmp_path: Path) -> None:
     arc, done = filled(tmp_path / "arc"), []
     flag = tmp_path / "broken"

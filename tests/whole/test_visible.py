@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 
 import archive
 import resharding
+from archive import observe
 from archive.adapters.common import Report
 from archive.base import errors, plaintext
 from archive.checkpoint import pending
@@ -77,7 +78,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         w.add_episode(steps, episode_id=f"{EVIL}4")
         w.sync()
         w.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    arc.refresh().episodes.map(fails, ["text"], ["x"], job="score", on_error="skip")
     return path
+
+
+def fails(steps: Any) -> Any:
+    raise ValueError(EVIL)
 
 
 def call(*words: str) -> Result:
@@ -119,6 +125,7 @@ def calls(root: Path, tmp: Path) -> Iterator[tuple[str, ...]]:
     yield from [("tails", url), ("tails", url, "--run", f"j{EVIL}"), ("ledger", url), ("ledger", url, "--name", EVIL)]
     yield from [("ledger", url, "--run", f"j{EVIL}"), ("ledger", url, "--run", f"j{EVIL}", "--to-reissue")]
     yield from [("recover", url, "--dry-run"), ("recover", url, "--run", EVIL), ("recover", url, "--run", f"j{EVIL}")]
+    yield from [("jobs", url), ("jobs", url, "score"), ("jobs", url, "score", "--cancel"), ("jobs", url, EVIL)]
     yield "restore", url, "--commit", f"t{EVIL}"
     yield from [("demo", str(tmp / "nowhere" / "\x1b[2J"), "--commit", "1"), ("info", f"{url}/\x1b[2J")]
 
@@ -257,9 +264,21 @@ def test_bars_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "[red]x[/red]" in written.getvalue()
     written.seek(0)
     written.truncate()
-    with output.bar(EVIL, []) as advance:
+    with observe.bar(EVIL) as advance:
         advance(1, 2)
     assert "\x1b]52" not in written.getvalue()
+
+
+def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with observe.bar(EVIL, of="batches", lines=True) as advance:
+        for done in range(1, 4):
+            advance(done, 3)
+    said = capsys.readouterr().err
+    assert acting(said) == []
+    assert re.findall(r"(\d of 3 batches), \d+ s\n", said) == ["1 of 3 batches", "3 of 3 batches"]
+    with observe.bar(EVIL) as advance:
+        advance(1, 3)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
