@@ -102,7 +102,7 @@ def _names(given: Any) -> list[str] | None:
 @timed("map")
 def map_columns(
     episodes: Episodes, fn: Any, terms: Terms, crew: Crew, *, job: str | None, only: str, commit_every: str | None,
-    batch_size: int | None, provenance: Any, by: str | None, progress: Progress | None,
+    batch_size: int | None, provenance: Any, by: str | None, progress: Progress | bool,
 ) -> None:  # fmt: skip
     """Add the columns that a function makes of each episode; see `Episodes.map`."""
     if only not in ONLY or terms.on_error not in ("raise", "skip"):

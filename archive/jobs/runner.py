@@ -23,7 +23,7 @@ from archive.store import Storage
 LOOK_S = 1.0  # between looks at what else is to be done
 _AT_ONCE = 256  # results read together
 _DEATHS = 3  # of workers at one batch
-Progress = Callable[[int, int], None] | bool
+Progress = Callable[[int, int], None]
 
 
 def _nothing() -> None:
@@ -148,7 +148,11 @@ class JobCall:
         return Snapshot(self.store.storage, commit, Annotations(self.store.storage, head, read_only=True))
 
     def carry_out(
-        self, procedure: Procedure, crew: Crew, progress: Progress | None = None, look: Callable[[], None] = _nothing
+        self,
+        procedure: Procedure,
+        crew: Crew,
+        progress: Progress | bool | None = None,
+        look: Callable[[], None] = _nothing,
     ) -> None:
         """Make the results that are missing. look: called between batches, every second at least."""
         worker, told = Worker(procedure, self.store), Wait(None, LOOK_S)
@@ -163,7 +167,7 @@ class JobCall:
                 if self.job is not None and self.round is not None and checked.due():
                     self.job.check_going(self.round)
 
-    def _bar(self, progress: Progress | None, *, alone: bool) -> AbstractContextManager[Advance]:
+    def _bar(self, progress: Progress | bool | None, *, alone: bool) -> AbstractContextManager[Advance]:
         """A function that is told how many batches are done: the caller's, or one that draws a bar."""
         if progress is True:
             stores = [self.store] if alone else []  # others' traffic is not counted here
