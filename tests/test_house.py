@@ -18,7 +18,7 @@ from tests.support.places import ROOT
 
 FIGURES = {
     "modules": 291,
-    "lines of the engine": 45_832,
+    "lines of the engine": 45_847,
     "modules that serve one sibling": 21,
     "modules named ...ing": 10,
     "records and protocols of the engine": 216,

@@ -41,7 +41,7 @@ from archive.jobs.job import Batches, Job
 from archive.jobs.receipts import Agree, Items, Procedure, Receipt, Result
 from archive.jobs.records import FINISHED, REPLACED, Fold, FoldCommit, JobRound, check_name
 from archive.jobs.runner import Asked, Crew, JobCall, Progress
-from archive.log import Addition, Attempt, Change, Commit, CommitLog, commits, new_session
+from archive.log import Addition, Attempt, Change, Commit, CommitLog, Requirement, commits, new_session
 from archive.observe import add, gauge, timed
 from archive.read import (
     Episodes,
@@ -379,7 +379,6 @@ class _Folding:
         if call.job is None or call.round is None or self._folds is None:
             self._commit(0, Fold(0, ((0, call.batches),)) if call.batches else Fold(0, ()))
             return
-        call.job.check_going(call.round)
         ready = self._folds.ready(call.results)
         while (agreed := self._folds.agree(call.round, ready, _FOLDED)) is not None:
             self._commit(*agreed)
@@ -396,7 +395,7 @@ class _Folding:
             if late.num_rows or call.job is not None:
                 rows, file = notes.placed(log.storage, call.session, late, chunks, *self._stamp)
                 adds = partial(_still_there, rows, {"chunks": file})
-                found = log.commit(key, Change("late", adds, session=call.session))
+                found = log.commit(key, Change("late", adds, self._going, session=call.session))
         elif self._folds is not None:
             failed = [one.failed for one in call.read(fold.numbers) if one.index.failed]
         if found is None:
@@ -409,6 +408,13 @@ class _Folding:
         if self._folds is not None:
             table = tables.concat("failed", failed)
             self._folds.note_made(number, FoldCommit(fold.round, found.number, rows, gone, table.num_rows), table)
+
+    @property
+    def _going(self) -> list[Requirement]:
+        """A requirement of each commit: nobody has ended the round. It is looked at for each parent, so that no commit
+        follows one of a round that has taken the place of this one."""
+        job, round = self._call.job, self._call.round
+        return [] if job is None or round is None else [lambda parent: job.check_going(round)]
 
     def _packed(self, fold: Fold, failed: list[pa.Table]) -> tuple[pa.Table, pa.Table]:
         """Rows of the late table and of the chunk table for the results of a fold: small columns of many batches are

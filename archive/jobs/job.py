@@ -327,11 +327,16 @@ class Folds:
         """The batches among these that are in no fold."""
         return results.difference(*(one.numbers for one in self._known.values()))
 
+    @property
+    def _next(self) -> int:
+        """The number of the next fold: a prune may have deleted those of earlier rounds, not the records of commits."""
+        return max([*self._known, *self._made], default=-1) + 1
+
     def agree(self, round: JobRound, ready: set[int], most: int) -> tuple[int, Fold] | None:
         """The next fold: of these batches, `most` at most, or another driver's that was first. They are taken out of
         `ready`. None once there are none."""
         while ready:
-            number, fold = max(self._known, default=-1) + 1, Fold(round.number, _ranges(sorted(ready)[:most]))
+            number, fold = self._next, Fold(round.number, _ranges(sorted(ready)[:most]))
             if not self._job._create(f"fold-{number:06d}.json", fold):
                 fold = self._job._fold(number)
             self._known[number] = fold
@@ -365,7 +370,8 @@ class Jobs(Mapping[str, Job]):
 
     def __iter__(self) -> Iterator[str]:
         found = (name.rstrip("/") for name in self._storage.list(layout.JOBS) if name.endswith("/"))
-        return iter(sorted(layout.unescape(name) for name in found))
+        names = sorted(layout.unescape(name) for name in found)
+        return (name for name in names if Job(self._storage, name)._look().round)  # else its driver died before
 
     def __len__(self) -> int:
         return len(list(iter(self)))

@@ -21,7 +21,7 @@ from archive.observe import Advance, add, bar, gauge
 from archive.store import Storage
 
 LOOK_S = 1.0  # between looks at what else is to be done
-_AT_ONCE = 256  # results read together
+_AT_ONCE = 64  # results read together: each has 1 MB at most
 _DEATHS = 3  # of workers at one batch
 Progress = Callable[[int, int], None]
 

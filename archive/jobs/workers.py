@@ -26,6 +26,7 @@ ENGINES = ("local", "ray")
 AHEAD = 2  # batches given to a worker at once, so that it need not wait for the next one
 _IN_MEMORY = ("memory",)  # protocols of stores that no other process sees
 _AGAIN_S, _REFUSALS = 0.5, 20  # between questions whether an actor is there, and how many are answered by no
+_INLINE_BYTES = 100_000  # of what actors are made with: Ray keeps more in its object store, and warns of restarts
 _HEADER = 8  # bytes: the length of what follows
 _SERVE = "from archive.jobs.workers import serve; serve()"
 
@@ -253,8 +254,10 @@ class RayActors(Workers):
 
     def __init__(self, payload: bytes, count: int | None, num_cpus: float | None, num_gpus: float | None) -> None:
         self._ray, needs, fits = fitting(num_cpus, num_gpus)
-        actor = self._ray.remote(num_cpus=needs["CPU"], num_gpus=needs["GPU"], max_restarts=-1)(_Actor)
-        self._payload = self._ray.put(payload)  # held: an actor that begins again needs it
+        how = {"num_cpus": needs["CPU"], "num_gpus": needs["GPU"], "max_restarts": -1, "max_concurrency": AHEAD}
+        actor = self._ray.remote(**how)(_Actor)
+        small = len(payload) < _INLINE_BYTES
+        self._payload = payload if small else self._ray.put(payload)  # held: an actor that begins again needs it
         self._actors = [actor.remote(self._payload) for _ in range(count or fits)]
         self._under_way: dict[Future[Done], int] = {}
         self._ready: set[int] = set()

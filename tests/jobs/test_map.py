@@ -275,6 +275,34 @@ def test_a_prune_before_the_job_was_there_is_noticed(tmp_path: Path) -> None:
         stale.episodes.map(doubled, ["reward"], ["twice"], job="score")
 
 
+def test_a_round_that_another_took_the_place_of_commits_nothing_any_more(tmp_path: Path) -> None:
+    arc = filled(tmp_path / "arc")
+
+    def thrice(steps: Mapping[str, Any]) -> dict[str, Any]:
+        return {"twice": 3 * steps["reward"]}
+
+    def stalls(steps: Mapping[str, Any]) -> dict[str, Any]:
+        if steps["reward"][0] == 39:  # all the others are done
+            again = archive.open(arc.url).episodes
+            again.map(thrice, ["reward"], ["twice"], job="score", only="stale")
+        return doubled(steps)
+
+    with pytest.raises(JobError, match="replaced by another process"):
+        arc.episodes.map(stalls, ["reward"], ["twice"], job="score")
+    check(arc, times=3)
+
+
+def test_another_round_after_a_prune_of_the_first_one(tmp_path: Path) -> None:
+    arc = filled(tmp_path / "arc")
+    arc.episodes.map(doubled, ["reward"], ["twice"], job="score", only="missing")
+    arc.prune("0s", force=True, dry_run=False)
+    arc = filled(tmp_path / "arc", 5, 100)
+    arc.episodes.map(doubled, ["reward"], ["twice"], job="score", only="missing")
+    assert {one.key.rpartition("/")[2] for one in arc.storage.scan("jobs/score")} > {"fold-000001.json"}
+    assert arc.jobs["score"].about["committed"] == 5 * STEPS
+    check(arc)
+
+
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
