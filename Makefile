@@ -24,7 +24,7 @@ test: lint
 # The lowest versions that pyproject.toml permits, in .venv-lowest, against the core suite: all that needs no other system (whose
 # versions those systems choose), no notebook and no other reader of our files. torch is the pinned one, its own bound is not tested.
 LOWEST := .venv-lowest/bin
-NOT_CORE := adapters/torchrl adapters/alf adapters/rlinf adapters/xtuner adapters/transferqueue \
+NOT_CORE := adapters/torchrl adapters/alf adapters/rlinf adapters/xtuner adapters/rllib adapters/transferqueue \
 	adapters/test_datasets.py adapters/test_odd_datasets.py adapters/test_examples.py docs fields/test_nests.py \
 	shard/test_conformance.py whole/test_archive_conformance.py \
 	ray whole/test_interop.py test_hygiene.py test_layers.py test_readme.py

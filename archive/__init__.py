@@ -14,7 +14,7 @@ and a training job brought back from there.
 | go on with another number of ranks; merge, split, filter, compact | the package `resharding` |
 | checkpoint on SIGTERM, on request, on a crash | `archive.checkpointing` |
 | rings, datasets, samplers of tensors | `archive.torch`, `archive.torch.ring` |
-| TorchRL, ALF, RLinf, XTuner, TransferQueue; Minari, LeRobot | `archive.adapters`, `archive.buffers` |
+| TorchRL, ALF, RLinf, XTuner, RLlib, TransferQueue; Minari, LeRobot | `archive.adapters`, `archive.buffers` |
 | watch a running job | `metrics`; `docs/how-to/observing.md` |
 | handle an error | `archive.errors`, whose names are here too |
 

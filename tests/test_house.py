@@ -17,9 +17,9 @@ import pytest
 from tests.support.places import ROOT
 
 FIGURES = {
-    "modules": 291,
+    "modules": 297,
     "lines of the engine": 45_847,
-    "modules that serve one sibling": 21,
+    "modules that serve one sibling": 24,
     "modules named ...ing": 10,
     "records and protocols of the engine": 216,
     "class names with two meanings": 3,

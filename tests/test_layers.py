@@ -52,6 +52,7 @@ ROOMS = (
     "archive.adapters.rlinf",
     "archive.adapters.xtuner",
     "archive.adapters.transferqueue",
+    "archive.adapters.rllib",
     "archive.adapters.minari",
     "archive.adapters.video",
     "archive.adapters.lerobot",
@@ -114,6 +115,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "av": ("archive.adapters.lerobot", "archive.adapters.video"),
     "ray": ("archive.jobs.workers", *FRAMEWORKS, "resharding", "archive.ray"),
     "cloudpickle": ("archive.jobs",),
+    "gymnasium": ("archive.adapters.rllib",),
     "pytest": ("archive.testing",),
     "polars": ("archive.read",),
     "starlette": ("archive.view",),
@@ -125,7 +127,8 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "rich": ("archive.cli", "archive.checkpoint.pending", "archive.observe.bars"),
 }
 EAGER: dict[str, tuple[str, ...]] = {
-    "ray": ("archive.ray.blocks", "archive.ray.sink", "archive.ray.source"),
+    "gymnasium": ("archive.adapters.rllib",),
+    "ray": ("archive.adapters.rllib", "archive.ray.blocks", "archive.ray.sink", "archive.ray.source"),
     "cloudpickle": ("archive.jobs",),
     "numpy": EVERYWHERE,
     "numcodecs": ("archive.shard.codecs",),

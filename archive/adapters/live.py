@@ -237,7 +237,7 @@ class Said:
         if part.cuts != self._cuts:
             self._attributes, self._state = {}, None
         _, ids = part.live_runs()
-        state, holder = _as_text(saved.state if saved.tick is None else saved.tick), ids[-1] if ids else ""
+        state, holder = as_text(saved.state if saved.tick is None else saved.tick), ids[-1] if ids else ""
         attributes: dict[str, dict[str, Any]] = {}
         for name, values in saved.attributes.items():
             before = self._attributes.get(name, {})
@@ -255,14 +255,14 @@ class Said:
 _said: WeakKeyDictionary[Buffer, Said] = WeakKeyDictionary()
 
 
-def _as_text(state: Any) -> str:
+def as_text(state: Any, where: str = "state") -> str:
     """A state as JSON, arrays within."""
-    tree, arrays = trees.flatten(state)
+    tree, arrays = trees.flatten(state, where=where)
     data = {key: [a.dtype.str, list(a.shape), base64.b64encode(a.tobytes()).decode()] for key, a in arrays.items()}
     return json.dumps({"tree": tree, "arrays": data}, separators=(",", ":"))
 
 
-def _from_text(text: Any, where: str) -> Any:
+def from_text(text: Any, where: str) -> Any:
     """The state again."""
     try:
         given = json.loads(text)
@@ -272,7 +272,7 @@ def _from_text(text: Any, where: str) -> Any:
         }
         tree = given["tree"]
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as e:
-        raise CorruptStateError(f"{where}: the journaled state is damaged: {e}; restore an earlier checkpoint") from e
+        raise CorruptStateError(f"{where}: the state is damaged: {e}; restore an earlier checkpoint") from e
     return trees.unflatten(tree, arrays, where=where)
 
 
@@ -293,7 +293,7 @@ def _recovered(ck: Checkpoint, rank: int, name: str) -> Any:
     states = [one for one in given if isinstance(one, Mapping) and one.get("session") == ck.session]
     newest = max(states, key=_number, default=None)
     if newest is not None and sum(_number(one) == _number(newest) for one in states) == 1:
-        return _from_text(newest.get("state"), f"buffer {name!r} of rank {rank} of checkpoint {ck.name!r}")
+        return from_text(newest.get("state"), f"buffer {name!r} of rank {rank} of checkpoint {ck.name!r}")
     tail, live = recovered.tails.get(rank), _live_rows(ck, rank, name)
     said_nothing = (tail is None or not tail.objects) and recovered.base != ck.staged(rank).index.resumed_from
     if said_nothing or not live:

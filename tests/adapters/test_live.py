@@ -179,7 +179,7 @@ def test_the_state_of_the_highest_number_counts(numbers: tuple[int | None, ...],
     """Those that were written without a number are the oldest."""
     one = Followed()
     states = [
-        {"session": "one", "state": live._as_text({"system": "here", "place": place})}
+        {"session": "one", "state": live.as_text({"system": "here", "place": place})}
         | ({} if number is None else {"number": number})
         for place, number in enumerate(numbers)
     ]
@@ -351,7 +351,7 @@ def _with(given: Any, place: int, value: Any) -> Any:
 
 
 def test_a_state_comes_back() -> None:
-    found = live._from_text(live._as_text(STATE), "here")
+    found = live.from_text(live.as_text(STATE), "here")
     assert found.keys() == STATE.keys()
     assert found["b"] == STATE["b"]
     for name in "acd":
@@ -361,13 +361,13 @@ def test_a_state_comes_back() -> None:
 @pytest.mark.parametrize("what", DAMAGES)
 def test_a_damaged_state_is_an_error_that_says_where(what: str) -> None:
     with pytest.raises(CorruptStateError, match="here"):
-        live._from_text(json.dumps(DAMAGES[what](json.loads(live._as_text(STATE)))), "here")
+        live.from_text(json.dumps(DAMAGES[what](json.loads(live.as_text(STATE)))), "here")
 
 
 @pytest.mark.parametrize("text", [None, 7, "", "{", "[" * 100_000])
 def test_a_state_that_is_no_text_of_json_is_an_error(text: Any) -> None:
     with pytest.raises(CorruptStateError, match="here"):
-        live._from_text(text, "here")
+        live.from_text(text, "here")
 
 
 def test_a_state_may_be_as_deep_as_it_is_in_a_checkpoint() -> None:

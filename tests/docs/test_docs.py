@@ -60,7 +60,7 @@ def _xtuner() -> dict[str, Any]:
 
 
 GIVEN: dict[str, Callable[[], dict[str, Any]]] = {"alf": _alf, "exchange": _alf, "rlinf": _rlinf, "xtuner": _xtuner}
-ELSEWHERE = {"transferqueue", "ray-data"}  # run where its system is
+ELSEWHERE = {"transferqueue", "ray-data", "rllib"}  # run where its system is
 NEEDS = {"torchrl": "torchrl", "exchange": "torchrl", "rlinf": "rlinf"}
 
 
@@ -122,7 +122,7 @@ def test_every_command_and_adapter_has_its_place() -> None:
     text = (DOCS / "reference" / "cli.md").read_text("utf-8")
     assert re.findall(r"^### `archive ([\w-]+)", text, re.MULTILINE) == list(cli.COMMANDS)
     made = "".join(page.read_text("utf-8") for page in PAGES)
-    for name in ("torchrl", "alf", "rlinf", "xtuner", "transferqueue", "minari", "lerobot", "npz"):
+    for name in ("torchrl", "alf", "rlinf", "xtuner", "rllib", "transferqueue", "minari", "lerobot", "npz"):
         assert f"<!-- table of archive.adapters.{name}: " in made
     document = (ROOT / "archive" / "FORMAT.md").read_text("utf-8")
     assert re.findall(r"^<!-- columns of (\w+): ", document, re.MULTILINE) == list(TABLES)
