@@ -17,15 +17,20 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from archive import Archive
 from archive import open as open_archive
-from archive.base import FieldError, UsageError, escape_path, show
+from archive.arrays import Ints
+from archive.base import FieldError, JobError, UsageError, cached_property, escape_path, show
 from archive.fields import Ragged, flatten, json_texts, lists_column, own_dtype, rows_column
+from archive.jobs import Agree, Asked, Crew, Items, JobCall, Procedure, Progress, Result, frozen_episodes
+from archive.log import CommitLog
 from archive.read import Episode, Episodes
 from archive.store import Storage
 
@@ -34,23 +39,20 @@ EPISODES_PER_FILE = 64
 
 
 def export(
-    source: Any,
-    to: Any,
-    *,
-    format: str = "npz",
-    fields: Any = None,
-    missing: Any = "error",
-    episodes_per_file: int = EPISODES_PER_FILE,
-    storage_options: Mapping[str, Any] | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> list[str]:
+    source: Any, to: Any, *, format: str = "npz", fields: Any = None, missing: Any = "error",
+    episodes_per_file: int = EPISODES_PER_FILE, storage_options: Mapping[str, Any] | None = None,
+    engine: str = "local", job: str | None = None, workers: int | None = None, num_cpus: float | None = None,
+    num_gpus: float | None = None, progress: Progress | None = None,
+) -> list[str]:  # fmt: skip
     """Write episodes to files below the URL `to`; their names, in the episodes' order. Files of the same names are
     replaced.
 
     source: an archive, its URL, or some Episodes of it.  format: "npz" (arrays `<episode>/<field>`, episodes numbered
     within the file, and `episodes`, a JSON list of what is known of each; ragged fields as `<field>.values` end to end
     and `<field>.lengths`) or "parquet" (one row a step, see the head of this module).
-    progress: called with (files done, files).
+    engine, workers, num_cpus, num_gpus: as of `episodes.map`; other processes must reach `to` by the same URL.
+    job: a name under which the archive keeps which files are finished: after whatever stopped it, the same call goes on
+    with the others, of the episodes as they were when it began.  progress: called with (files done, files).
     """
     if format not in FORMATS:
         raise UsageError(f"format={format!r}: give one of {', '.join(FORMATS)}")
@@ -58,17 +60,78 @@ def export(
         raise UsageError(f"episodes_per_file={episodes_per_file}: give 1 or more")
     given = source if isinstance(source, (Archive, Episodes)) else open_archive(source, storage_options=storage_options)
     episodes = given if isinstance(given, Episodes) else given.episodes
-    target = Storage.connect(to, dict(storage_options or {}))
-    starts = range(0, len(episodes), episodes_per_file)
-    names = [f"part-{i:06d}.{format}" for i in range(len(starts))]
-    for done, (name, start) in enumerate(zip(names, starts, strict=True), 1):
-        part = episodes[start : start + episodes_per_file]
-        data = part.read(fields, missing=missing, ragged="flat")
-        about = part.table.drop_columns(["created_at"]).to_pylist()
-        target.put(name, _npz(about, data) if format == "npz" else _parquet(part, data))
-        if progress is not None:
-            progress(done, len(names))
-    return names
+    target, crew = Storage.connect(to, dict(storage_options or {})), Crew(engine, workers, num_cpus, num_gpus)
+    snapshot, how = episodes.reader.snapshot, _How(target, format, fields, missing)
+    for storage in (snapshot.storage, target):
+        crew.check(storage, how)
+    log = CommitLog(snapshot.storage, snapshot.commit.archive, snapshot.commit)
+    ask = Asked("export", {**how.to_json(), "episodes_per_file": episodes_per_file})
+    call = JobCall.of(
+        log, job, ask, snapshot.commit, lambda: _cut(episodes.numbers.tolist(), episodes_per_file),
+        annotations=snapshot.annotations.head.number, checkpoint=episodes.checkpoint,
+    )  # fmt: skip
+    of_plan = frozen_episodes(snapshot.storage, call.round) if call.others and call.round else episodes
+    call.carry_out(_Files(of_plan, how), crew, progress)
+    call.finish()
+    return [how.name(number) for number in range(call.batches)]
+
+
+def _cut(numbers: list[int], size: int) -> list[list[int]]:
+    """The items of each batch: the number of its file, and those of the episodes in it."""
+    return [[file, *numbers[at : at + size]] for file, at in enumerate(range(0, len(numbers), size))]
+
+
+@dataclass(frozen=True)
+class _How:
+    """The files to be written: where, and what is in them."""
+
+    target: Storage
+    format: str
+    fields: Any
+    missing: Any
+
+    def to_json(self) -> dict[str, Any]:
+        """The arguments as JSON, by which a later call is compared."""
+        fields = [self.fields] if isinstance(self.fields, str) else self.fields
+        named = None if fields is None else [name if isinstance(name, str) else list(name) for name in fields]
+        return {"to": self.target.url, "format": self.format, "fields": named, "missing": repr(self.missing)}
+
+    def name(self, number: int) -> str:
+        return f"part-{number:06d}.{self.format}"
+
+
+class _Files(Procedure):
+    """The files of an export, each written whole. Items are the number of a file, and its episodes' in the index."""
+
+    def __init__(self, episodes: Episodes, how: _How) -> None:
+        self._episodes = episodes
+        self._how = how
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._episodes, self._how)
+
+    @cached_property
+    def _place(self) -> Ints:
+        """The place of each number of the index among the episodes; -1: it has none."""
+        numbers = self._episodes.numbers
+        out = np.full(int(numbers.max(initial=-1)) + 1, -1, np.int64)
+        out[numbers[::-1]] = np.arange(len(numbers))[::-1]
+        return out
+
+    def run(self, items: Items, agree: Agree) -> Result:
+        file, *numbers = items
+        if max(numbers, default=0) >= len(self._place) or (self._place[numbers] < 0).any():
+            raise JobError(f"the plan of file {file} names an episode that the archive does not have")
+        began, part, how = perf_counter(), self._episodes.pick(self._place[numbers]), self._how
+        data = part.read(how.fields, missing=how.missing, ragged="flat")
+        read, about = perf_counter(), part.table.drop_columns(["created_at"]).to_pylist()
+        encoded = _npz(about, data) if how.format == "npz" else _parquet(part, data)
+        made = perf_counter()
+        how.target.put(how.name(file), encoded)
+        seconds = {"read": read - began, "computed": made - read, "put": perf_counter() - made}
+        return Result(
+            said={"file": how.name(file), "bytes": len(encoded)}, steps=int(part.lengths().sum()), seconds=seconds
+        )
 
 
 def _leaves(steps: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -176,17 +176,22 @@ ONLY_HTML = ("output", "world_size", "max_bytes", "tokenizer", "allow_missing")
     opt.option("--tokenizer NAME", "Shows token ids as text on an episode's page: a folder or a Hub name."),
     opt.option("--allow-missing", "The page of a plan: do without ranks that are missing."),
     SET,
+    *opt.OF_JOB,
     opt.option("--yes", "Replace files that are there."),
 )
 def export(
-    target: Target, to: str | None, name: str, html: str | None, yes: bool, given: tuple[str, ...], **how: Any
-) -> Output:
+    target: Target, to: str | None, name: str, html: str | None, yes: bool, given: tuple[str, ...], engine: str,
+    workers: int | None, job: str | None, **how: Any,
+) -> Output:  # fmt: skip
     """Write episodes or a checkpoint as files or an HTML page.
 
     TO is a folder or a file. rlinf and alf take a checkpoint (default: the newest whole one), the other formats take
     episodes (default: all). A page of --html needs no network: it shows an episode that plays, episodes in rows to
     sort and filter, a checkpoint's ranks, a plan, or the archive with its runs.
     """
+    work = {"engine": engine, "workers": workers, "job": job}
+    if (html is not None or name not in BULK) and (engine, workers, job) != ("local", None, None):
+        raise UsageError(f"--engine, --workers and --job go with the formats {' and '.join(BULK)}")
     if html is not None:
         return _page(target, to or how["output"], html, yes, given, how)
     if to is None or any(how.pop(name) for name in ONLY_HTML):
@@ -196,13 +201,14 @@ def export(
         )
     fields = list(how.pop("fields"))
     if name in BULK:
-        return _to_plain_files(target, to, name, given, fields, yes=yes, **how)
+        return _to_plain_files(target, to, name, given, fields, work, yes=yes, **how)
     return _to_system(target, to, name, given, fields, **how)
 
 
 def _to_plain_files(
-    target: Target, to: str, name: str, given: tuple[str, ...], fields: list[str], *, yes: bool, **how: Any
-) -> Output:
+    target: Target, to: str, name: str, given: tuple[str, ...], fields: list[str], work: Mapping[str, Any], *,
+    yes: bool, **how: Any,
+) -> Output:  # fmt: skip
     import resharding
     from archive.store import Storage
 
@@ -212,14 +218,15 @@ def _to_plain_files(
     episodes = _chosen(arc, **how)
     files = Storage.connect(to, target.storage_options).list("")
     there = sum(file.startswith("part-") and file.endswith(f".{name}") for file in files)
-    if there and not yes:
+    goes_on = any(one.job == work["job"] for one in arc.jobs.unfinished()) if work["job"] else False
+    if there and not yes and not goes_on:
         raise UsageError(
             f"{to} has {there} files, some of which would be replaced by those of {len(episodes)} episodes; nothing "
             "was done: give another folder, or add --yes"
         )
     options: dict[str, Any] = {"format": name, "fields": fields or None, "storage_options": target.storage_options}
     with bar(f"export {name}", [arc]) as advance:
-        made = resharding.export(episodes, to, progress=advance, **options)
+        made = resharding.export(episodes, to, progress=advance, **options, **work)
     about = {"to": to, "format": name, "episodes": len(episodes), "files": made}
     return Output(about, f"{len(episodes)} episodes are in {len(made)} files at {to}")
 

@@ -198,7 +198,7 @@ def _begun(
         ask.check(job.name, known.record, log.storage.url)
         if known.end is None:
             logger.info("job %r goes on: %d batches of commit %d", job.name, known.record.batches, known.record.commit)
-            return JobCall.going_on(log.storage, job, known.record), _frozen(log.storage, known.record)
+            return JobCall.going_on(log.storage, job, known.record), frozen_episodes(log.storage, known.record)
         if known.end.outcome == FINISHED and only == "all":
             logger.info("job %r is finished; only='missing' makes what came since, another name all anew", job.name)
             return None
@@ -213,10 +213,10 @@ def _begun(
         log, job, ask, chosen.reader.snapshot.commit, partial(_cut, chosen, terms, batch_size, whole=False),
         annotations=annotations, checkpoint=chosen.checkpoint,
     )  # fmt: skip
-    return begun, _frozen(log.storage, begun.round) if begun.others and begun.round else chosen
+    return begun, frozen_episodes(log.storage, begun.round) if begun.others and begun.round else chosen
 
 
-def _frozen(storage: Storage, round: JobRound) -> Episodes:
+def frozen_episodes(storage: Storage, round: JobRound) -> Episodes:
     """The episodes among which those of a round are, as of the commits that it froze."""
     commit, head = commits.read(storage, round.commit), commits.read(storage, round.annotations)
     annotations = Annotations(storage, head, read_only=True)

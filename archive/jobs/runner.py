@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import randrange
 from typing import Any
 
-from archive.base import JobError, UsageError, Wait, layout, logger
+from archive.base import AccessDeniedError, JobError, UsageError, Wait, layout, logger
 from archive.index import Annotations, Snapshot
 from archive.jobs.job import Batches, Job
 from archive.jobs.receipts import Done, Items, Procedure, Receipt, Receipts, Worker
@@ -101,16 +101,23 @@ class JobCall:
 
     @classmethod
     def of(
-        cls, log: CommitLog, name: str | None, ask: Asked, frozen: Commit, batches: Callable[[], Sequence[Any]]
-    ) -> JobCall:
+        cls, log: CommitLog, name: str | None, ask: Asked, frozen: Commit, batches: Callable[[], Sequence[Any]],
+        **more: Any,
+    ) -> JobCall:  # fmt: skip
         """A call of a job that may be repeated once it is finished, as it has no function: it goes on with the newest
-        round or, where that has ended, begins one at a commit. batches: gives the items of each batch."""
+        round or, where that has ended, begins one at a commit. batches: gives the items of each batch.  more: as of
+        `beginning`."""
         if name is None:
             return cls(log.storage, new_session(), Batches.of(batches()))
         job = Job(log.storage, name)
         known = job.newest_round()
         if known is None or known.end is not None:
-            return cls.beginning(log, job, ask, frozen, batches)
+            try:
+                return cls.beginning(log, job, ask, frozen, batches, **more)
+            except AccessDeniedError as e:
+                raise AccessDeniedError(
+                    f"{e}. What a job has done is kept there: ask for the right to write to jobs/, or leave out job="
+                ) from e
         ask.check(job.name, known.record, log.storage.url)
         return cls.going_on(log.storage, job, known.record)
 
