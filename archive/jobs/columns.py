@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, pairwise
 from time import monotonic, perf_counter
@@ -22,6 +22,7 @@ import numpy as np
 from archive import tables
 from archive.arrays import Ints, Steps, arrow, numbers, places, run_starts, sums
 from archive.base import (
+    CorruptStateError,
     FieldError,
     IntegrityError,
     JobError,
@@ -35,7 +36,7 @@ from archive.base import (
     unescape_path,
 )
 from archive.checkpoint import Checkpoints
-from archive.fields import parse, to_path
+from archive.fields import FieldSpec, dtypes, loads, parse, to_path
 from archive.index import Annotations, EpisodeIndex, Snapshot
 from archive.jobs.job import Batches, Job
 from archive.jobs.receipts import Agree, Items, Procedure, Receipt, Result
@@ -45,10 +46,10 @@ from archive.log import Addition, Attempt, Change, Commit, CommitLog, Requiremen
 from archive.observe import add, gauge, timed
 from archive.read import (
     Episodes,
+    Gathered,
     LateRows,
     Reader,
     Selection,
-    Spans,
     StoredFields,
     derivations,
     lateshards,
@@ -57,7 +58,7 @@ from archive.read import (
 )
 from archive.read.chunks import LastChunks, LateFields
 from archive.store import Storage
-from archive.tables import STRETCH, coded, overlaps
+from archive.tables import STRETCH, coded, distinct, overlaps
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,8 +67,9 @@ KIND = "map"
 ONLY = ("all", "missing", "stale")
 BATCH_BYTES = 64 * 1024 * 1024  # of the steps that are read
 _OWN_SHARD_BYTES = 1024 * 1024  # of the columns of a batch: from here on they get shards of their own
-_EPISODES, _LEAST_BATCHES, _MOST_BATCHES = 64, 16, 1000  # of a batch, and of a job, where bytes do not decide
+_EPISODES, _LEAST_BATCHES, _MOST_BATCHES = 128, 16, 1000  # of a batch, and of a job, where bytes do not decide
 _FOLDED = 2048  # results that one commit makes visible, at most
+_SAME = ": let it return the same fields, in the same dtypes and shapes, for each; nothing was committed"
 _MAX_ERROR = 500  # characters
 
 
@@ -132,7 +134,8 @@ def map_columns(
             return
         call, source = found
     columns = _Columns(source, fn, terms, notes.layout_of(log.storage), call.session)
-    commit = _Folding(log, call, jsontree.dumps(about, where="provenance"), by, every_s if job else None)
+    log = call.log_of(log)
+    commit = _Folding(log, call, source, jsontree.dumps(about, where="provenance"), by, every_s if job else None)
     commit.unfinished()
     call.carry_out(columns, crew, progress, commit.when_due)
     commit.rest()
@@ -230,6 +233,16 @@ def frozen_episodes(storage: Storage, round: JobRound) -> Episodes:
 # -- in a worker -------------------------------------------------------------------------------------------------------
 
 
+@dataclass
+class _Read:
+    """The episodes of a batch, in runs that are read together; the steps of the first run; and how long things took."""
+
+    episodes: Episodes
+    runs: list[tuple[int, int]]
+    first: list[dict[str, Any]] | None = None
+    times: dict[str, float] = field(default_factory=lambda: {"read": 0.0, "computed": 0.0})
+
+
 class _Columns(Procedure):
     """A function over episodes. Items are their numbers in the index."""
 
@@ -238,53 +251,53 @@ class _Columns(Procedure):
         self._layout, self._session = archive_layout, session
         self._tails: LastChunks = {}
         self._call: Any = None
-        self._adds = _names(terms.adds)
+        self._adds, self._most = _names(terms.adds), terms.max_bytes // 4
+        self._known = set[Any]()  # names as the function gives them, once they were looked at
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_call": None, "_tails": {}}
 
-    def run(self, items: Items, agree: Agree) -> Result:
+    def prepare(self, items: Items) -> _Read:
+        some = _chosen(self._episodes, items)
+        found = _Read(some, [*sizes.runs(some.sizes(None if self._terms.derive else self._terms.fields), self._most)])
+        found.first = self._run_of(found, found.runs[0])
+        return found
+
+    def run(self, prepared: _Read, agree: Agree) -> Result:
         if self._call is None:
             self._call = self._fn() if inspect.isclass(self._fn) else self._fn
-        at = places(np.asarray(items, np.int64), self._episodes.numbers)
-        if (at < 0).any():
-            raise JobError(f"the job's plan names an episode that commit {self._commit} does not have")
-        some = self._episodes.pick(at)
-        times, failed = dict.fromkeys(("read", "computed"), 0.0), list[tuple[str, str]]()
+        some, times, failed = prepared.episodes, prepared.times, list[tuple[str, str]]()
         snapshot, storage = some.reader.snapshot, some.reader.snapshot.storage
-        made = lateshards.gathered(snapshot, self._made(some, agree, times, failed))
-        held, nbytes = list[LateRows](), 0
+        made = lateshards.gathered(self._made(prepared, agree, failed))
+        held, nbytes, spans = list[Gathered](), 0, some.step_spans()
         for one in made:
             held.append(one)
             nbytes += one.nbytes
             if nbytes >= _OWN_SHARD_BYTES:
-                late, chunks = lateshards.write(storage, self._session, self._layout, chain(held, made))
-                return _result({"late": late, "chunks": chunks}, {}, failed, times)
-        rows = [tables.set_column(one.rows, "shard", str(i)) for i, one in enumerate(held)]
+                rows = (each.of(snapshot, spans) for each in chain(held, made))
+                late, chunks = lateshards.write(storage, self._session, self._layout, rows)
+                return Result({"late": late, "chunks": chunks}, steps=_steps(late), failed=failed, seconds=times)
         arrays = {f"{i}/{name}": array for i, one in enumerate(held) for name, array in one.arrays.items()}
-        return _result({"late": tables.concat("late", rows)}, arrays, failed, times)
+        arrays |= {f"{i}": one.episodes for i, one in enumerate(held)}
+        steps = sum(int(spans.lengths()[one.episodes].sum()) for one in held)
+        return Result({}, arrays, [one.schema for one in held], steps, failed, times)
 
-    @property
-    def _commit(self) -> int:
-        return self._episodes.reader.snapshot.commit.number
-
-    def _made(
-        self, some: Episodes, agree: Agree, times: dict[str, float], failed: list[tuple[str, str]]
-    ) -> Iterator[tuple[Spans, StoredFields]]:
-        """The columns of each episode, with its steps. Episodes at which the function fails are left out and listed, or
-        its error is raised."""
+    def _made(self, prepared: _Read, agree: Agree, failed: list[tuple[str, str]]) -> Iterator[tuple[int, StoredFields]]:
+        """The number of each episode here, and its columns. Episodes at which the function fails are left out and
+        listed, or its error is raised."""
+        some, times = prepared.episodes, prepared.times
         spans = some.step_spans()
         known, steps, ids = some.reader.shown(spans).schemas, spans.lengths().tolist(), _ids(some)
-        for i, read in self._read(some, times):
+        first: StoredFields | None = None
+        for i, read in self._read(prepared):
             began = perf_counter()
             try:
-                columns = lateshards.checked(self._columns(read(), ids[i]), steps[i], ids[i], known)
-                kind = _kind(columns)
-                if kind != (first := agree(kind)):
-                    raise FieldError(
-                        f"the function gave {kind} for episode {ids[i]!r}, and {first} for the first ones of this "
-                        "call: let it return the same fields, in the same dtypes and shapes, for each"
-                    )
+                values = self._columns(read(), ids[i])
+                columns = None if first is None else lateshards.alike(first, values, steps[i])
+                if columns is None:
+                    columns = lateshards.checked(values, steps[i], ids[i], known)
+                    self._check_kind(columns, agree, ids[i])
+                    first = columns
             except Exception as e:
                 if self._terms.on_error == "raise" or isinstance(e, StorageError):
                     e.add_note(f"at episode {ids[i]!r}; on_error='skip' goes on without such, and lists them")
@@ -293,45 +306,76 @@ class _Columns(Procedure):
                 continue
             finally:
                 times["computed"] += perf_counter() - began
-            yield spans.pick(np.array([i])), columns
+            yield i, columns
 
-    def _read(self, some: Episodes, times: dict[str, float]) -> Iterator[tuple[int, Callable[[], dict[str, Any]]]]:
+    def _check_kind(self, columns: StoredFields, agree: Agree, episode: str) -> None:
+        """FieldError for columns of another kind than the first ones of the job."""
+        kind = _kind(columns.specs.values())
+        if kind != (first := agree(kind)):
+            raise FieldError(f"the function gave {kind} for episode {episode!r}, and {first} for the first ones{_SAME}")
+
+    def _read(self, prepared: _Read) -> Iterator[tuple[int, Callable[[], dict[str, Any]]]]:
         """The number of each episode, and its steps once they are asked for; or the error of reading them."""
-        terms, selection = self._terms, Selection(self._terms.fields, self._terms.missing)
-        for start, stop in sizes.runs(some.sizes(None if terms.derive else terms.fields), terms.max_bytes // 4):
-            run, began = some[start:stop], perf_counter()
-            try:
-                data = self._steps(run, selection)
-            except (FieldError, IntegrityError):
-                if terms.on_error == "raise":
-                    raise
-                yield from ((i, partial(self._alone, some, i, selection)) for i in range(start, stop))
+        for number, run in enumerate(prepared.runs):
+            data = self._run_of(prepared, run) if number else prepared.first
+            prepared.first = None
+            if data is None:
+                yield from ((i, partial(self._alone, prepared.episodes, i)) for i in range(*run))
                 continue
-            finally:
-                times["read"] += perf_counter() - began
             data.reverse()
-            for i in range(start, stop):
-                yield i, data.pop
+            yield from ((i, data.pop) for i in range(*run))
 
-    def _steps(self, run: Episodes, selection: Selection) -> list[dict[str, Any]]:
+    def _run_of(self, prepared: _Read, run: tuple[int, int]) -> list[dict[str, Any]] | None:
+        """The steps of some episodes; None if they are to be read one by one, as those of some cannot be."""
+        began = perf_counter()
+        try:
+            return self._steps(prepared.episodes[slice(*run)])
+        except (FieldError, IntegrityError):
+            if self._terms.on_error == "raise":
+                raise
+            return None
+        finally:
+            prepared.times["read"] += perf_counter() - began
+
+    def _steps(self, run: Episodes) -> list[dict[str, Any]]:
+        selection = Selection(self._terms.fields, self._terms.missing)
         if self._terms.derive:
             return derivations.read_all(run, selection, self._terms.derive)
         return run.reader.read(run.spans(), selection, self._tails)
 
-    def _alone(self, some: Episodes, i: int, selection: Selection) -> dict[str, Any]:
-        return self._steps(some[i : i + 1], selection)[0]
+    def _alone(self, some: Episodes, i: int) -> dict[str, Any]:
+        return self._steps(some[i : i + 1])[0]
 
     def _columns(self, data: dict[str, Any], episode: str) -> Mapping[Any, Any]:
         """The columns that the function makes of the steps of an episode."""
         found = self._call(data)
-        have = _names(list(found)) if isinstance(found, Mapping) else None
-        if not have or have != (self._adds or have):
-            gave = "no dict" if have is None else have
+        if not isinstance(found, Mapping) or not found or (found.keys() != self._known and self._differ(found)):
+            gave = _names(list(found)) if isinstance(found, Mapping) and found else "no dict"
             raise FieldError(
                 f"the function gave {gave} for episode {episode!r}; let it return a dict of one array each, with a "
                 f"row a step, of {self._adds or 'the fields to add'}"
             )
-        return found  # type: ignore[no-any-return]
+        return found
+
+    def _differ(self, found: Mapping[Any, Any]) -> bool:
+        """True if these are not the fields to add; their names are known then."""
+        differ = self._adds is not None and _names(list(found)) != self._adds
+        self._known = self._known if differ else set(found)
+        return differ
+
+
+def _kind(specs: Iterable[FieldSpec]) -> str:
+    """The names of columns, and the dtype and shape of a row of each."""
+    return ", ".join(sorted(f"{one.name}: {one.dtype}{list(one.shape)}" for one in specs))
+
+
+def _chosen(episodes: Episodes, items: Items) -> Episodes:
+    """The episodes of a batch, by their numbers in the index."""
+    at = places(np.asarray(items, np.int64), episodes.numbers)
+    if (at < 0).any():
+        number = episodes.reader.snapshot.commit.number
+        raise JobError(f"the job's plan names an episode that commit {number} does not have; begin another job")
+    return episodes.pick(at)
 
 
 def _ids(some: Episodes) -> list[str]:
@@ -339,13 +383,8 @@ def _ids(some: Episodes) -> list[str]:
     return found
 
 
-def _kind(columns: StoredFields) -> str:
-    """The names of columns, and the dtype and shape of a row of each."""
-    return ", ".join(f"{name}: {one.dtype}{list(one.shape)}" for name, one in sorted(columns.specs.items()))
-
-
-def _result(rows: dict[str, pa.Table], arrays: dict[str, Any], failed: list[tuple[str, str]], times: Any) -> Result:
-    return Result(rows, arrays, steps=int(numbers(rows["late"]["length"]).sum()), failed=failed, seconds=times)
+def _steps(late: pa.Table) -> int:
+    return int(numbers(late["length"]).sum())
 
 
 # -- commits -----------------------------------------------------------------------------------------------------------
@@ -354,8 +393,10 @@ def _result(rows: dict[str, pa.Table], arrays: dict[str, Any], failed: list[tupl
 class _Folding:
     """The commits of a call's results: now and then, or one at the end."""
 
-    def __init__(self, log: CommitLog, call: JobCall, provenance: str, by: str | None, every_s: float | None) -> None:
-        self._log, self._call, self._every_s = log, call, every_s
+    def __init__(
+        self, log: CommitLog, call: JobCall, episodes: Episodes, provenance: str, by: str | None, every_s: float | None
+    ) -> None:
+        self._log, self._call, self._episodes, self._every_s = log, call, episodes, every_s
         self._stamp = provenance, by
         self._folds = None if call.job is None else call.job.folds()
         self._due = monotonic() + (every_s or 0)
@@ -428,25 +469,37 @@ class _Folding:
                 if one.has("chunks.parquet"):
                     placed.append((one.table("late"), one.table("chunks")))
                 else:
-                    yield from _held(one)
+                    yield from self._held(one)
 
         storage = self._log.storage
         own = lateshards.write(storage, self._call.session, notes.layout_of(storage), small())
-        late, chunks = zip(own, *placed, strict=True)
-        return tables.concat("late", late), tables.concat("chunks", chunks)
+        every = zip(own, *placed, strict=True)
+        late, chunks = (tables.concat(kind, some) for kind, some in zip(("late", "chunks"), every, strict=True))
+        kinds = distinct(late["schema"])
+        if self._call.job is None and len(kinds) > 1:  # of several workers, which did not know of each other
+            first, other = (_kind(loads(kind).fields) for kind in kinds[:2])
+            raise FieldError(f"the function gave {first} for some episodes, and {other} for others{_SAME}")
+        return late, chunks
 
-
-def _held(receipt: Receipt) -> Iterator[LateRows]:
-    """The columns within a receipt."""
-    import pyarrow.compute as pc
-
-    late = receipt.table("late")
-    group = late["shard"].cast("string")
-    for i in group.unique().to_pylist():
-        rows = late.filter(pc.equal(group, i))
-        schema, count = rows["schema"][0].as_py(), int(numbers(rows["length"]).sum())
-        names = rows["fields"][0].as_py()
-        yield LateRows(schema, rows, {name: receipt.array(f"{i}/{name}", count) for name in names})
+    def _held(self, receipt: Receipt) -> Iterator[LateRows]:
+        """The columns within a receipt, of episodes of its batch."""
+        call, said = self._call, receipt.index.said or []
+        some = _chosen(self._episodes, call.plan.batch(receipt.index.batch - call.first))
+        spans = some.step_spans()
+        lengths = spans.lengths()
+        for i, schema in enumerate(said):
+            form = receipt.index.arrays.get(str(i))
+            which = receipt.values(str(i), form.shape[0] if form is not None and form.shape else -1)
+            if which.dtype != np.int64 or which.ndim != 1 or len(np.unique(which)) < len(which) or (
+                len(which) and not 0 <= which.min() <= which.max() < len(some)
+            ):  # fmt: skip
+                raise CorruptStateError(f"{receipt.where} names episodes that its batch has not; {receipt.damage}")
+            count = int(lengths[which].sum())
+            fields = loads(schema).fields
+            arrays = {spec.name: receipt.values(f"{i}/{spec.name}", count) for spec in fields}
+            for spec in fields:
+                dtypes.check_stored(arrays[spec.name], spec.dtype)
+            yield Gathered(schema, which, arrays).of(some.reader.snapshot, spans)
 
 
 def _still_there(late: pa.Table, says: Mapping[str, Any], parent: Commit, attempt: Attempt) -> Addition:

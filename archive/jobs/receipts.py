@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -10,11 +12,13 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from archive.base import AlreadyExistsError, CorruptStateError, MissingObjectError, layout
 from archive.fields import Array
-from archive.jobs.records import ReceiptIndex, ResultKind
+from archive.jobs.records import ArrayForm, ReceiptIndex, ResultKind
 from archive.saved import WholeObject, pack
-from archive.shard import encode
+from archive.shard import file_member
 from archive.store import Storage, smallfiles
 
 if TYPE_CHECKING:
@@ -43,10 +47,15 @@ class Result:
 class Procedure(ABC):
     """A kind of work, done batch by batch, on any worker. It pickles."""
 
+    def prepare(self, items: Items) -> Any:
+        """What `run` gets for a batch of these items, such as what is read for it: made while the batch before is run,
+        one at a time."""
+        return items
+
     @abstractmethod
-    def run(self, items: Items, agree: Agree) -> Result:
-        """The result of a batch of these items. agree: gives the kind of results that all batches of the job have, from
-        the one of this batch; the first one counts."""
+    def run(self, prepared: Any, agree: Agree) -> Result:
+        """The result of a batch: always called by one and the same thread of a worker. agree: gives the kind of results
+        that all batches of the job have, from the one of this batch; the first one counts."""
 
 
 class Receipt(WholeObject[ReceiptIndex]):
@@ -54,6 +63,21 @@ class Receipt(WholeObject[ReceiptIndex]):
 
     def __init__(self, data: bytes, key: str, where: str) -> None:
         super().__init__(ReceiptIndex, data, key, where)
+
+    def values(self, name: str, count: int) -> Array:
+        """An array of so many rows; CorruptStateError, before memory is made for it, if it has others."""
+        form = self.index.arrays.get(name)
+        (data,) = self.files([name]) if form is not None else (b"",)
+        if form is not None and form.shape[:1] == (count,):
+            with suppress(ValueError, TypeError):
+                if form.dtype == "O":
+                    texts = json.loads(data)
+                    if all(isinstance(one, str) for one in texts) and len(texts) == math.prod(form.shape):
+                        return np.array(texts, object).reshape(form.shape)
+                dtype = np.dtype(form.dtype)
+                if dtype.kind in "biufc" and len(data) == dtype.itemsize * math.prod(form.shape):
+                    return np.frombuffer(data, dtype).reshape(form.shape)
+        raise CorruptStateError(f"{self.where} has no array {name!r:.80} of {count} rows; {self.damage}")
 
     @property
     def failed(self) -> pa.Table:
@@ -81,14 +105,13 @@ class Receipts:
 
         index = ReceiptIndex(
             self.job, number, self.session, uuid.uuid4().hex, self.function, items, result.steps, len(result.failed),
-            result.seconds, result.said,
+            result.seconds, {name: _form(one) for name, one in result.arrays.items()}, result.said,
         )  # fmt: skip
         rows = {kind: table for kind, table in result.tables.items() if table.num_rows}
         if result.failed:
             names, errors = zip(*result.failed, strict=True)
             rows["failed"] = pa.table({"batch": [number] * len(names), "episode_id": names, "error": errors})
-        members = encode(result.arrays, attributes={}) if result.arrays else []
-        buffers = pack(index, rows, members)[0]
+        buffers = pack(index, rows, [file_member(name, _bytes(array)) for name, array in result.arrays.items()])[0]
         if self.round is None:
             return b"".join(buffers)
         with suppress(AlreadyExistsError):
@@ -113,6 +136,16 @@ class Receipts:
         return [Receipt(data, key, self.storage.full_url(key)) for key, data in found]
 
 
+def _form(array: Array) -> ArrayForm:
+    return ArrayForm("O" if array.dtype == object else array.dtype.newbyteorder("<").str, array.shape)
+
+
+def _bytes(array: Array) -> bytes:
+    if array.dtype == object:
+        return json.dumps(array.reshape(-1).tolist()).encode()
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
+
+
 @dataclass(frozen=True)
 class Done:
     """A batch that a worker is through with. made: it is this worker's result. error: the reason why there is none."""
@@ -128,19 +161,26 @@ class Done:
 
 
 class Worker:
-    """A worker: runs batches of one procedure, one after the other."""
+    """A worker: runs batches of one procedure, one after the other, and prepares the next one meanwhile. It pickles."""
 
     def __init__(self, procedure: Procedure, receipts: Receipts) -> None:
         self.procedure = procedure
         self.receipts = receipts
         self._agreed: str | None = None
 
-    def run(self, number: int, items: Items) -> Done:
-        """Make a batch's result, unless there is one. Errors are part of what is returned."""
+    def prepare(self, number: int, items: Items) -> Any:
+        """What `run` gets: a Done if the batch has a result already, or nothing can be read for it."""
         try:
-            if self.receipts.has(number):
-                return Done(number)
-            result = self.procedure.run(items, self._agree)
+            return Done(number) if self.receipts.has(number) else self.procedure.prepare(items)
+        except Exception as error:
+            return Done(number, error=error)
+
+    def run(self, number: int, items: Items, prepared: Any) -> Done:
+        """Make a batch's result, unless there is one. Errors are part of what is returned."""
+        if isinstance(prepared, Done):
+            return prepared
+        try:
+            result = self.procedure.run(prepared, self._agree)
             began = perf_counter()
             data = self.receipts.put(number, len(items), result)
             seconds = {**result.seconds, "written": perf_counter() - began}

@@ -111,8 +111,17 @@ class FoldCommit(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class ArrayForm(Record):
+    """The form of an array of a receipt: dtype as numpy writes it, "O" for texts, and shape."""
+
+    dtype: str
+    shape: tuple[Count, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReceiptIndex(SavedIndex):
-    """The index of the result of a batch. `seconds`: how long it took, by part. `said`: more, by the kind of job."""
+    """The index of the result of a batch. `seconds`: how long it took, by part. `arrays`: those in it, which are
+    members of the same names: their bytes, or a JSON list of texts. `said`: more, by the kind of job."""
 
     REMEDY: ClassVar[str] = "delete it, and run the job again, which makes this batch anew"
 
@@ -125,6 +134,7 @@ class ReceiptIndex(SavedIndex):
     rows: Count = stored(0, required=True)
     failed: Count = stored(0, required=True)
     seconds: Mapping[str, float] = stored({}, always=True)
+    arrays: Mapping[str, ArrayForm] = stored({}, always=True)
     said: Any = stored(None, always=True)
     format: Any = stored(layout.format_block(layout.PART_VERSION), required=True)
     members: Members = stored((), required=True)

@@ -143,6 +143,13 @@ class JobCall:
         job.check_there(made.record, log.head)
         return cls(log.storage, made.record.session, made.plan, job, made.record, function=ask.function)
 
+    def log_of(self, log: CommitLog) -> CommitLog:
+        """A log that knows the commits since the one that the round froze: what a driver committed before it died is
+        found by its key."""
+        if self.round is None or not self.others:
+            return log
+        return CommitLog(log.storage, log.archive_id, commits.read_of(log.storage, min(self.round.frozen), log.head))
+
     @property
     def batches(self) -> int:
         return len(self.plan.starts) - 1
@@ -216,7 +223,10 @@ def _through(crew: Workers, batches: Iterator[tuple[int, Items]], look: Callable
     under_way: dict[Future[Done], tuple[int, Items]] = {}
     again, deaths, idle = deque[tuple[int, Items]](), Counter[int](), Wait(None, LOOK_S)
     while True:
-        for _ in range(crew.room):
+        room = crew.room
+        if again or any(deaths[number] for number, _ in under_way.values()):
+            room = min(room, int(not under_way))  # a batch that may end workers is run alone: no other is blamed
+        for _ in range(room):
             if (batch := again.popleft() if again else next(batches, None)) is None:
                 break
             under_way[crew.submit(*batch)] = batch

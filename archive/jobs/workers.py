@@ -135,7 +135,7 @@ class Here(Workers):
 
     def submit(self, number: int, items: Items) -> Future[Done]:
         done = Future[Done]()
-        done.set_result(self._worker.run(number, items))
+        done.set_result(self._worker.run(number, items, self._worker.prepare(number, items)))
         return done
 
     def close(self) -> None:
@@ -146,64 +146,102 @@ class Here(Workers):
 
 
 class Processes(Workers):
-    """Processes of this machine, each led by a thread through pipes: one that dies is replaced, and all end with this
-    process, however it ends."""
+    """Processes of this machine, led through pipes: one that dies is replaced, and all end with this process, however
+    it ends."""
 
     def __init__(self, payload: bytes, count: int) -> None:
         self.active = count
         self._payload = payload
-        self._under_way: list[Future[Done]] = []
-        self._own = threading.local()
-        self._begun: list[subprocess.Popen[bytes]] = []
-        self._closed = False
-        self._threads = ThreadPoolExecutor(count, "archive-job")
+        self._children: list[_Child] = [_Child(payload) for _ in range(count)]
 
     @property
     def room(self) -> int:
-        self._under_way = [one for one in self._under_way if not one.done()]
-        return AHEAD * self.active - len(self._under_way)
+        for at, child in enumerate(self._children):
+            if child.ended:
+                self._children[at] = _Child(self._payload)
+        return sum(max(0, AHEAD - len(child.under_way)) for child in self._children)
 
     def submit(self, number: int, items: Items) -> Future[Done]:
-        self._under_way.append(self._threads.submit(self._run, number, items))
-        return self._under_way[-1]
+        return min(self._children, key=lambda child: len(child.under_way)).submit(number, items)
 
-    def _run(self, number: int, items: Items) -> Done:
-        process: subprocess.Popen[bytes] | None = getattr(self._own, "process", None)
-        if process is None:
-            process = self._own.process = self._begin()
-        try:
-            _send(process.stdin, cloudpickle.dumps((number, items)))
-            done: Done = cloudpickle.loads(_receive(process.stdout))
-        except (EOFError, OSError) as e:
-            self._own.process = None
-            process.kill()
-            raise DiedError(f"its process ended with exit code {process.wait()}") from e
-        return done
+    def close(self) -> None:
+        for child in self._children:
+            child.close()
 
-    def _begin(self) -> subprocess.Popen[bytes]:
+
+class _Child:
+    """A process that runs batches; a thread takes its answers."""
+
+    def __init__(self, payload: bytes) -> None:
+        self.under_way: dict[int, Future[Done]] = {}
+        self.ended = False
+        self._lock = threading.Lock()
         paths = [path or os.getcwd() for path in sys.path]  # noqa: PTH109
-        process = subprocess.Popen(  # noqa: S603 (this interpreter)
+        self._process = subprocess.Popen(  # noqa: S603 (this interpreter)
             [sys.executable, "-c", _SERVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, start_new_session=True,
         )  # fmt: skip
-        self._begun.append(process)
-        if self._closed:
-            process.kill()
-        with contextlib.suppress(OSError):
-            _send(process.stdin, self._payload)
-        return process
+        self._send(payload)
+        self._listener = threading.Thread(target=self._listen, name="archive-job", daemon=True)
+        self._listener.start()
+
+    def _send(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):  # it has ended: so it will be found
+            _send(self._process.stdin, data)
+
+    def submit(self, number: int, items: Items) -> Future[Done]:
+        future = Future[Done]()
+        with self._lock:
+            if self.ended:
+                future.set_exception(DiedError(self._why))
+                return future
+            self.under_way[number] = future
+        self._send(cloudpickle.dumps((number, items)))
+        return future
+
+    @property
+    def _why(self) -> str:
+        return f"its process ended with exit code {self._process.wait()}"
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                done: Done = cloudpickle.loads(_receive(self._process.stdout))
+                with self._lock:
+                    future = self.under_way.pop(done.number)
+                future.set_result(done)
+        except (EOFError, OSError, ValueError):
+            self._process.kill()
+            with self._lock:
+                self.ended, left = True, [*self.under_way.values()]
+                self.under_way.clear()
+            for future in left:
+                future.set_exception(DiedError(self._why))
 
     def close(self) -> None:
-        self._closed = True
-        for process in self._begun:
-            process.kill()
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        for process in self._begun:
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(OSError):
-                        pipe.close()
+        self._process.kill()
+        self._listener.join()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        self._process.wait()
+
+
+class Lane:
+    """A worker in a process of its own, called by AHEAD threads: it runs one batch at a time, always in one thread, and
+    prepares the next one meanwhile."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._preparing = threading.Lock()
+        self._running = ThreadPoolExecutor(1, "archive-job-run")
+
+    def run(self, number: int, items: Items) -> bytes:
+        """The bytes of a batch's Done."""
+        with self._preparing:
+            prepared = self._worker.prepare(number, items)
+        return _portable(self._running.submit(self._worker.run, number, items, prepared).result())
 
 
 def _send(pipe: Any, data: bytes) -> None:
@@ -222,13 +260,22 @@ def _receive(pipe: Any) -> bytes:
 
 def serve() -> None:
     """Run batches from standard input, in a process of their own, until it is closed."""
-    source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    source, answers, sending = sys.stdin.buffer, os.fdopen(os.dup(1), "wb"), threading.Lock()
     os.dup2(2, 1)  # what a function prints is no answer
+
+    def answer(number: int, items: Items) -> None:
+        try:
+            data = lane.run(number, items)
+            with sending:
+                _send(answers, data)
+        except BaseException:  # an answer that cannot be given ends the process: the driver gives the batch to another
+            os._exit(1)
+
     try:
-        worker: Worker = cloudpickle.loads(_receive(source))
+        lane = Lane(cloudpickle.loads(_receive(source)))
+        threads = ThreadPoolExecutor(AHEAD, "archive-job")
         while True:
-            number, items = cloudpickle.loads(_receive(source))
-            _send(answers, _portable(worker.run(number, items)))
+            threads.submit(answer, *cloudpickle.loads(_receive(source)))
     except (EOFError, BrokenPipeError):
         os._exit(0)  # nobody waits for an answer
 
@@ -240,13 +287,13 @@ class _Actor:
     """A worker in an actor of Ray."""
 
     def __init__(self, payload: bytes) -> None:
-        self._worker: Worker = cloudpickle.loads(payload)
+        self._lane = Lane(cloudpickle.loads(payload))
 
     def ready(self) -> bool:
         return True
 
     def run(self, number: int, items: Items) -> bytes:
-        return _portable(self._worker.run(number, items))
+        return self._lane.run(number, items)
 
 
 class RayActors(Workers):

@@ -1,9 +1,10 @@
-"""Ray Data. Episodes of an archive come out as a `ray.data.Dataset`, which reads what is asked of it.
+"""Ray Data. Episodes of an archive come out as a `ray.data.Dataset`, which reads what is asked of it, and go in.
 
     import archive.ray
 
     ds = archive.ray.read("s3://bucket/run", fields=["obs", "reward"], where="return > 10", unit="step")
     ds.filter(expr=ray.data.expressions.col("reward") > 0).select_columns(["obs"])   # reads what these need
+    archive.ray.write(ds, "s3://bucket/other", unit="step")                          # one commit
 
 See `docs/how-to/ray-data.md`.
 """
@@ -13,12 +14,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from archive.base import package
+from archive.base import UsageError, package
 
 if TYPE_CHECKING:
     import ray.data
 
-__all__ = ["read", "register"]
+    from archive import Commit, Schema
+
+__all__ = ["read", "register", "write"]
 
 INSTALL = "'trajectory-archive[ray]'"
 
@@ -63,6 +66,63 @@ def read(
         storage_options=storage_options, allow_bases=allow_bases,
     )  # fmt: skip
     return source.dataset(made, override_num_blocks, concurrency, ray_remote_args)
+
+
+def write(
+    dataset: ray.data.Dataset,
+    url: Any,
+    episode_id: str | None = "episode_id",
+    step: str | None = "step",
+    *,
+    unit: str = "episode",
+    fields: Sequence[str] | None = None,
+    metadata: Sequence[str] = (),
+    model_weights_uuid: str | None = None,
+    update_count: str | None = None,
+    terminated: str | None = None,
+    truncated: str | None = None,
+    schema: Schema | None = None,
+    run: str = "ray",
+    replace: bool = False,
+    compression: str | None = "zstd:1",
+    storage_options: Mapping[str, Any] | None = None,
+    concurrency: int | None = None,
+    ray_remote_args: dict[str, Any] | None = None,
+) -> Commit:
+    """Add the episodes of a dataset to an archive, which is made if it is not there; the one commit that does it.
+
+    unit: "episode": a row is an episode, its fields are arrays.  "step": a row is a step; Ray groups them by
+    `episode_id`, wherever they are, and they are put in the order of `step` (None: as they come).
+    episode_id: the column with the ids; None: new ones.  fields: columns; None: with a row an episode those of lists or
+    tensors, with a row a step all that are nothing else.  "obs/image" is a field `image` within `obs`.
+    metadata: columns whose values become metadata, or "metadata", which has all as JSON.  model_weights_uuid,
+    update_count, terminated, truncated: the columns of these; the first two may have one value a step.
+    schema, replace, compression: as for a writer and its `add_episode`.  run: the name that the episodes have as
+    their run; no session is opened, so that writers of a run of this name are not disturbed.
+    concurrency, ray_remote_args: as for `Dataset.write_datasink`.
+
+    Tasks put shards, and hand back what is in them; a task that is done again puts others, and what no commit names
+    is found by a prune. DuplicateEpisodeError, and nothing is committed, if an id is there already, or twice.
+    """
+    package("ray.data", "archive.ray", INSTALL)
+    if unit not in ("episode", "step") or (unit == "step" and episode_id is None):
+        raise UsageError(f"unit={unit!r}, episode_id={episode_id!r}: give 'episode', or 'step' with the column of ids")
+    from archive import Schema
+    from archive.ray import sink
+
+    by_step = unit == "step"
+    facts = {
+        "model_weights_uuid": model_weights_uuid, "update_count": update_count, "terminated": terminated,
+        "truncated": truncated,
+    }  # fmt: skip
+    columns = sink.Columns(
+        episode_id, step if by_step else None, by_step, None if fields is None else tuple(fields), tuple(metadata),
+        {name: column for name, column in facts.items() if column is not None}, schema or Schema(),
+    )  # fmt: skip
+    return sink.write(
+        dataset, url, columns, run=run, replace=replace, compression=compression, storage_options=storage_options,
+        concurrency=concurrency, ray_remote_args=ray_remote_args,
+    )  # fmt: skip
 
 
 def register() -> None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import ray
 import ray.data
 from ray.data.block import BlockAccessor, BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
@@ -21,16 +22,19 @@ from ray.data.datasource import Datasource, ReadTask
 from archive import Archive, Checkpoint, Episodes
 from archive import open as open_archive
 from archive.arrays import Ints
-from archive.base import FieldError, UsageError, escape_path, show
+from archive.base import FieldError, UsageError, escape_path, show, usable_cores
 from archive.fields import NODES, FieldSpec, Path, dtypes, flatten, lookup, parse, unflatten
 from archive.index import EpisodeIndex, Snapshot
 from archive.ray import blocks
 from archive.ray.blocks import Frame, Unit
 from archive.read import Destination, Reader, Selection, Spans, derivations, sizes
 from archive.read.chunks import LastChunks
+from archive.shard import SHARD_BYTES
 from archive.tables import coded
 
 BLOCK_BYTES = 2**26  # of a block, about
+LEAST_TASK_BYTES = 2**22  # less is not worth a task, unless asked for
+TASKS_PER_CORE = 4
 MOST_OPEN = 4  # sources that a process keeps open
 ALIASES = {"update_count": "update_count_max"}
 OWN = "episode."  # begins the name of a column of ours that is called as a field is
@@ -58,7 +62,9 @@ class Frozen(NamedTuple):
     def key(self) -> tuple[Any, ...]:
         commits = [self.snapshot.commit, self.snapshot.annotations.head]
         commits += [] if self.checkpoint is None else [self.checkpoint.commit]
-        return self.snapshot.storage.url, *((one.number, one.digest) for one in commits)
+        storage = self.snapshot.storage
+        reached = repr((storage.url, storage.root.options, storage.allowed_bases))
+        return reached, *((one.number, one.digest) for one in commits)
 
     def opened(self) -> tuple[Reader, EpisodeIndex]:
         """The reader and the index of all episodes, which a process makes once."""
@@ -335,6 +341,12 @@ class ArchiveDatasource(Datasource):  # type: ignore[misc]
         episodes, reading = self._plan()
         return int(reading.sizes(episodes).sum())
 
+    def tasks(self) -> int:
+        """The number of tasks if nobody asks for another: one a shard, or a few for each core if these are more."""
+        cores = ray.cluster_resources().get("CPU", 1) if ray.is_initialized() else usable_cores()
+        nbytes = self.estimate_inmemory_data_size() or 0
+        return max(1, -(-nbytes // SHARD_BYTES), min(int(TASKS_PER_CORE * cores), nbytes // LEAST_TASK_BYTES))
+
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
     ) -> list[ReadTask]:
@@ -431,10 +443,9 @@ def dataset(
     made: ArchiveDatasource, override_num_blocks: int | None, concurrency: int | None, ray_remote_args: Any
 ) -> ray.data.Dataset:
     """The dataset of a source."""
-    given: dict[str, Any] = {"override_num_blocks": override_num_blocks, "concurrency": concurrency}
-    return ray.data.read_datasource(
-        made, ray_remote_args=ray_remote_args, **{name: value for name, value in given.items() if value is not None}
-    )
+    blocks = made.tasks() if override_num_blocks is None else override_num_blocks
+    more = {} if concurrency is None else {"concurrency": concurrency}
+    return ray.data.read_datasource(made, ray_remote_args=ray_remote_args, override_num_blocks=blocks, **more)
 
 
 def _episodes(url: Any, commit: Any, options: Mapping[str, Any] | None, allow_bases: Any) -> Episodes:
@@ -470,9 +481,12 @@ def _unit(unit: str, windows: Any) -> Unit:
         raise UsageError(f"unit={unit!r}: give 'episode' or 'step'; or windows= alone, and a row is a window")
     if windows is None:
         return Unit(unit)
-    if isinstance(windows, Mapping):
-        return Unit("window", **windows)
-    return Unit("window", *(windows if isinstance(windows, (tuple, list)) else (windows,)))
+    try:
+        given = windows if isinstance(windows, (Mapping, tuple, list)) else (windows,)
+        named = given if isinstance(given, Mapping) else dict(zip(("length", "stride"), given, strict=len(given) > 1))
+        return Unit("window", **named)
+    except (TypeError, ValueError) as e:
+        raise UsageError(f"windows={windows!r}: give a length, (length, stride), or these and pad by name ({e})") from e
 
 
 def _fields(episodes: Episodes, selection: Selection) -> dict[str, Field]:

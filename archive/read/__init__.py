@@ -9,7 +9,7 @@ from archive.read.derivations import Bounds
 from archive.read.episode import Episode
 from archive.read.episodes import Episodes
 from archive.read.gather import Empty, Gather, GatherStats
-from archive.read.lateshards import LateRows, StoredFields
+from archive.read.lateshards import Gathered, LateRows, StoredFields
 from archive.read.reader import Destination, Reader
 from archive.read.selection import Selection, Windows
 from archive.read.spans import Shown, Spans
@@ -22,6 +22,7 @@ __all__ = [
     "Episodes",
     "Gather",
     "GatherStats",
+    "Gathered",
     "LateRows",
     "Reader",
     "Selection",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from archive import tables
-from archive.arrays import numbers
+from archive.arrays import Ints, numbers
 from archive.base import FieldError, layout, show
 from archive.fields import (
     NODES,
@@ -20,6 +20,7 @@ from archive.fields import (
     Path,
     Schema,
     ShardSchema,
+    loads,
     normalise,
     shard_schema,
     to_path,
@@ -91,6 +92,25 @@ def _check_kind(spec: FieldSpec, known: Sequence[ShardSchema]) -> None:
             )
 
 
+def alike(first: StoredFields, values: Mapping[Any, Any], steps: int) -> StoredFields | None:
+    """The columns of another episode that are arrays of numbers as the first one's were, in stored form, without all
+    the checks; None if they are not."""
+    rows: dict[str, Array] = {}
+    for name, value in values.items():
+        known = first.rows.get(name) if isinstance(name, str) else None
+        same = (
+            type(value) is np.ndarray
+            and known is not None
+            and known.dtype == value.dtype
+            and known.dtype.kind in "biufc"
+        )
+        if not same or known is None or len(value) != steps or value.shape[1:] != known.shape[1:]:
+            return None
+        rows[name] = value
+    plain = len(rows) == len(first.rows) and all(first.specs[name].dtype == rows[name].dtype.str for name in rows)
+    return StoredFields(first.specs, rows) if plain else None
+
+
 class LateRows(NamedTuple):
     """Derived columns of one kind: a row of the late table for each range of steps, whose place is in these arrays; and
     the arrays by name, with the rows of all ranges end to end."""
@@ -105,22 +125,40 @@ class LateRows(NamedTuple):
         return int(_BESIDE_BYTES * self.rows.num_rows) + sum(rows.nbytes for rows in self.arrays.values())
 
 
-def gathered(snapshot: Snapshot, made: Iterable[tuple[Spans, StoredFields]]) -> Iterator[LateRows]:
-    """The derived columns of episodes, each with its steps, gathered by kind as they are made: few are in memory."""
-    held: dict[tuple[FieldSpec, ...], list[tuple[Spans, StoredFields]]] = {}
+class Gathered(NamedTuple):
+    """Derived columns of one kind: the numbers of the episodes that have them, and the arrays by name, with the rows of
+    all of these end to end."""
+
+    schema: str
+    episodes: Ints
+    arrays: Mapping[str, Array]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        return _BESIDE_BYTES * len(self.episodes) + sum(rows.nbytes for rows in self.arrays.values())
+
+    def of(self, snapshot: Snapshot, spans: Spans) -> LateRows:
+        """The columns with rows of the late table, of the steps of all episodes."""
+        return LateRows(self.schema, _rows(snapshot, spans.pick(self.episodes), self.schema), self.arrays)
+
+
+def gathered(made: Iterable[tuple[int, StoredFields]]) -> Iterator[Gathered]:
+    """The derived columns of episodes, each with its number, gathered by kind as they are made: few are in memory."""
+    held: dict[tuple[FieldSpec, ...], list[tuple[int, StoredFields]]] = {}
     held_bytes: Counter[tuple[FieldSpec, ...]] = Counter()
 
-    def give(kind: tuple[FieldSpec, ...]) -> LateRows:
+    def give(kind: tuple[FieldSpec, ...]) -> Gathered:
         some, held_bytes[kind] = held.pop(kind), 0
         own = shard_schema({spec.name: spec for spec in kind}, Schema())
         arrays = {spec.name: np.concatenate([given.rows[spec.name] for _, given in some]) for spec in kind}
-        return LateRows(own.dumps(), _rows(snapshot, [spans for spans, _ in some], own), arrays)
+        return Gathered(own.dumps(), np.array([number for number, _ in some], np.int64), arrays)
 
-    for spans, given in made:
-        if not (spans.hi > spans.lo).any():
-            continue
-        kind = tuple(given.specs[name] for name in sorted(given.specs))
-        held.setdefault(kind, []).append((spans, given))
+    specs, kind = None, tuple[FieldSpec, ...]()
+    for number, given in made:
+        if given.specs is not specs:
+            specs, kind = given.specs, tuple(given.specs[name] for name in sorted(given.specs))
+        held.setdefault(kind, []).append((number, given))
         held_bytes[kind] += _BESIDE_BYTES + sum(rows.nbytes for rows in given.rows.values())
         if held_bytes[kind] >= SHARD_BYTES:
             yield give(kind)
@@ -148,6 +186,8 @@ def write(storage: Storage, session: str, archive_layout: str, made: Iterable[La
 
     try:
         for one in made:
+            if not one.rows.num_rows:
+                continue
             held.setdefault(one.schema, []).append(one)
             if sum(each.nbytes for each in held[one.schema]) >= SHARD_BYTES:
                 write_shard(one.schema)
@@ -158,14 +198,13 @@ def write(storage: Storage, session: str, archive_layout: str, made: Iterable[La
     return tables.concat("late", late), tables.concat("chunks", chunks)
 
 
-def _rows(snapshot: Snapshot, held: Sequence[Spans], own: ShardSchema) -> pa.Table:
+def _rows(snapshot: Snapshot, spans: Spans, schema: str) -> pa.Table:
     """A row of the late table for each range of steps, whose values lie end to end."""
-    row, lo, hi = (np.concatenate([getattr(spans, name) for spans in held]) for name in ("rows", "lo", "hi"))
-    some = hi > lo
-    row, lo, counts = row[some], lo[some], (hi - lo)[some]
+    some = spans.hi > spans.lo
+    row, lo, counts = spans.rows[some], spans.lo[some], (spans.hi - spans.lo)[some]
     found = snapshot.take(row, [*STREAM, "position"])
     return tables.from_columns("late", {
         **{name: found[name] for name in STREAM}, "position": found["position"].to_numpy() + lo, "length": counts,
-        "start": np.cumsum(counts) - counts, "schema": own.dumps(),
-        "fields": [[spec.name for spec in own.fields]] * len(row), "dropped": False,
+        "start": np.cumsum(counts) - counts, "schema": schema,
+        "fields": [[spec.name for spec in loads(schema).fields]] * len(row), "dropped": False,
     })  # fmt: skip

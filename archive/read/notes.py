@@ -41,9 +41,8 @@ from archive.log import (
 from archive.observe import timed
 from archive.read import lateshards
 from archive.read.chosen import Chosen
-from archive.read.lateshards import StoredFields, checked
+from archive.read.lateshards import LateRows, checked
 from archive.read.reader import Reader
-from archive.read.spans import Spans
 from archive.store import Storage
 from archive.tables import ADDRESS, KEYS, STRETCH, of_segments, overlaps
 
@@ -211,20 +210,18 @@ def add(log: CommitLog, known: EpisodeIndex, given: Fields, provenance: Any, by:
     steps, known_fields = spans.lengths().tolist(), reader.shown(spans).schemas
     values = ({name: of[episode] for name, of in given.items() if episode in of} for episode in ids)
     fields = [checked(of, n, episode, known_fields) for of, n, episode in zip(values, steps, ids, strict=True)]
-    made = ((spans.pick(np.array([i])), of) for i, of in enumerate(fields))
+    made = (one.of(index.snapshot, spans) for one in lateshards.gathered(enumerate(fields)))
     why = None if provenance is None else jsontree.dumps(provenance, where="provenance")
     return _add(log, reader.snapshot, made, why, by)
 
 
 @timed("add_fields")
-def _add(
-    log: CommitLog, seen: Snapshot, made: Iterable[tuple[Spans, StoredFields]], provenance: str | None, by: str | None
-) -> Commit:
-    """Write derived columns of episodes, each with its steps, and commit them."""
+def _add(log: CommitLog, seen: Snapshot, made: Iterable[LateRows], provenance: str | None, by: str | None) -> Commit:
+    """Write derived columns and commit them."""
     if by is not None:
         check_text(by, "by")
     session = new_session()
-    rows, chunks = lateshards.write(log.storage, session, layout_of(log.storage), lateshards.gathered(seen, made))
+    rows, chunks = lateshards.write(log.storage, session, layout_of(log.storage), made)
     if not rows.num_rows:
         return log.catch_up()
     late, file = placed(log.storage, session, rows, chunks, provenance, by)

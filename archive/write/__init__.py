@@ -26,6 +26,7 @@ from archive.write.live import (
 )
 from archive.write.pipeline import Pipeline
 from archive.write.slabs import slab_bytes
+from archive.write.staging import Staging
 from archive.write.works import (
     ObjectKind,
     RankRows,
@@ -58,6 +59,7 @@ __all__ = [
     "Seal",
     "ShardObjects",
     "Slab",
+    "Staging",
     "StepsPart",
     "Stream",
     "Stretch",

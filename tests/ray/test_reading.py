@@ -288,6 +288,8 @@ def test_tasks_are_small_and_each_has_whole_shards(tmp_path: Path) -> None:
         ({"unit": "rollout"}, "'episode' or 'step'"),
         ({"unit": "step", "windows": 3}, "windows= alone"),
         ({"windows": (0, 1)}, "at least 1"),
+        ({"windows": {"len": 3}}, "give a length"),
+        ({"windows": (3, 1, 2)}, "give a length"),
         ({"columns": ["nothing"]}, "no column 'nothing'"),
         ({"where": "nothing > 1"}, "does not exist"),
     ],

@@ -1,0 +1,329 @@
+"""The datasink: tasks put the shards of their episodes, and hand back the rows; the driver makes one commit of these.
+
+A task that is done again puts other shards. Only what the last one hands back is committed, and no task deletes
+anything: what is left over is found by a prune.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from ray.data.block import BlockAccessor
+from ray.data.datasource import Datasink
+from ray.data.extensions import ArrowVariableShapedTensorType
+
+from archive import Archive, Commit
+from archive import open as open_archive
+from archive.base import FieldError, UnsafePathError, UsageError, unescape_path
+from archive.checkpoint import MAIN_BUFFER
+from archive.fields import Path, Ragged, Schema, to_path, unflatten
+from archive.index import COLUMNS, METADATA_COLUMN
+from archive.log import Change, CommitLog, Place, new_session
+from archive.ray.blocks import AFTER
+from archive.ray.source import ALIASES, OWN, check_shared
+from archive.shard import SHARD_BYTES
+from archive.store import Storage
+from archive.tables import MOST_RANKS
+from archive.write import RankRows, Staging
+
+GROUP = "__steps"  # the column with the rows of an episode, as Arrow's bytes
+_FACTS = (METADATA_COLUMN, "label.", OWN)  # begin the names of columns that `read` makes
+
+logger = logging.getLogger("archive")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns that rows of a dataset have, and what each is. by_step: a row is a step, else an episode.  metadata:
+    columns whose values are metadata."""
+
+    episode_id: str | None
+    step: str | None
+    by_step: bool
+    fields: tuple[str, ...] | None
+    metadata: tuple[str, ...]
+    facts: Mapping[str, str]  # argument of add_episode -> column
+    schema: Schema
+
+    @property
+    def named(self) -> list[str]:
+        """The columns that must be there."""
+        own = [name for name in (self.episode_id, self.step) if name is not None]
+        return [*own, *(self.fields or ()), *self.metadata, *self.facts.values()]
+
+    def check(self, names: Sequence[str]) -> None:
+        """UsageError if a column is not among those of a dataset."""
+        lacking = [name for name in self.named if name not in names]
+        if lacking:
+            raise UsageError(f"the dataset has no column {lacking[0]!r}; it has: {', '.join(names)}")
+
+    def of_fields(self, table: pa.Table) -> list[str]:
+        """The columns of fields: those given, else all whose values are arrays, or with a row a step all that are
+        nothing else."""
+        if self.fields is not None:
+            return [*self.fields, *(name + AFTER for name in self.fields if name + AFTER in table.column_names)]
+        other = {*self.named, *COLUMNS, *ALIASES} if not self.by_step else {*self.named}
+        names = [name for name in table.column_names if name not in other and not name.startswith(_FACTS)]
+        return names if self.by_step else [name for name in names if _has_arrays(table.schema.field(name).type)]
+
+    def steps(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
+        """The nest of an episode's fields, from their values by column."""
+        rest = {name: value for name, value in leaves.items() if value is not None and not name.endswith(AFTER)}
+        out: dict[Path, Any] = {}
+        for name, value in rest.items():
+            path, after = _path(name), leaves.get(name + AFTER)
+            if after is not None:
+                value = np.concatenate([value, after])
+            if path in self.schema.json:
+                value = [json.loads(text) for text in value]
+            out[path] = value
+        return unflatten(out)
+
+
+def _path(name: str) -> Path:
+    """The keys of a field from the name of its column: as `read` names them, or as slashes divide it."""
+    try:
+        return unescape_path(name)
+    except UnsafePathError:
+        return to_path(name)
+
+
+# -- values of Arrow's as arrays ---------------------------------------------------------------------------------------
+
+
+def _has_arrays(kind: Any) -> bool:
+    return isinstance(kind, pa.BaseExtensionType) or pa.types.is_nested(kind)
+
+
+def array_of(column: pa.Array) -> Any:
+    """One value a step: an array, or Ragged of values of several lengths; None if there is no value at all."""
+    kind = column.type
+    if len(column) and column.null_count == len(column):
+        return None
+    if column.null_count:
+        raise ValueError(f"{column.null_count} of {len(column)} of its steps have no value")
+    if isinstance(kind, ArrowVariableShapedTensorType):
+        parts = list(column.to_numpy(zero_copy_only=False))
+        return Ragged(np.concatenate(parts) if parts else np.zeros(0), np.array([len(one) for one in parts], np.int64))
+    if isinstance(kind, pa.BaseExtensionType):
+        of_arrow = hasattr(column, "to_numpy_ndarray") and type(column).__module__.startswith("pyarrow")
+        return column.to_numpy_ndarray() if of_arrow else column.to_numpy(zero_copy_only=False)
+    if pa.types.is_fixed_size_list(kind):
+        inner = array_of(column.flatten())
+        return inner.reshape(len(column), kind.list_size, *inner.shape[1:])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return Ragged(array_of(column.flatten()), column.value_lengths().to_numpy().astype(np.int64))
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return np.array(column.to_pylist(), object)
+    return column.to_numpy(zero_copy_only=False)
+
+
+def values_of(column: pa.Array) -> list[Any]:
+    """The value of each row, which is an episode: an array or one value; None without one."""
+    kind = column.type
+    if isinstance(kind, pa.BaseExtensionType) and not column.null_count:
+        return list(array_of(column) if not isinstance(kind, ArrowVariableShapedTensorType) else column.to_numpy(False))
+    if pa.types.is_nested(kind) and not pa.types.is_struct(kind):
+        return [array_of(one.values) if one.is_valid else None for one in column]
+    return [np.asarray(one) if isinstance(one, (int, float)) else one for one in column.to_pylist()]
+
+
+# -- rows a step -------------------------------------------------------------------------------------------------------
+
+
+def together(columns: Columns, group: pa.Table) -> pa.Table:
+    """One row of the rows of an episode, in the order of its steps; UsageError for two of one step."""
+    names = group[columns.episode_id].slice(0, 1)
+    if columns.step is not None:
+        order = pc.sort_indices(group, sort_keys=[(columns.step, "ascending")])
+        group = group.take(order)
+        steps = group[columns.step].to_numpy()
+        twice = np.flatnonzero(steps[1:] == steps[:-1])
+        if len(twice):
+            raise UsageError(f"episode {names[0].as_py()!r} has step {steps[twice[0]]} twice; nothing was committed")
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, group.schema) as stream:
+        stream.write_table(group)
+    return pa.table({columns.episode_id: names, GROUP: pa.array([out.getvalue().to_pybytes()], pa.large_binary())})
+
+
+def _grouped(columns: Columns, data: bytes) -> Episode:
+    """The episode of such a row."""
+    table = pa.ipc.open_stream(data).read_all().combine_chunks()
+    by_name = {name: _whole(table[name]) for name in table.column_names}
+    leaves: dict[str, Any] = {}
+    for name in columns.of_fields(table):
+        column, axis = by_name[name], columns.schema.axes.get(_path(name))
+        if axis == "free":
+            leaves[name] = values_of(column.slice(0, 1))[0]
+        else:
+            of_last = name.endswith(AFTER)
+            leaves[name] = values_of(column[-1:])[0] if of_last else _named(name, array_of, column)
+    facts = {}
+    for argument, name in columns.facts.items():
+        per_step = argument in ("model_weights_uuid", "update_count")
+        facts[argument] = _named(name, array_of, by_name[name]) if per_step else by_name[name][-1].as_py()
+    metadata = {name: by_name[name][0].as_py() for name in columns.metadata}
+    return Episode(_id(columns, by_name, 0), columns.steps(leaves), facts, metadata)
+
+
+class Episode(NamedTuple):
+    """An episode as `add_episode` takes it."""
+
+    id: str | None
+    steps: dict[str, Any]
+    facts: dict[str, Any]
+    metadata: dict[str, Any]
+
+
+def _episodes(columns: Columns, table: pa.Table) -> Iterable[Episode]:
+    """The episodes of a block."""
+    if GROUP in table.column_names:
+        for data in table[GROUP]:
+            yield _grouped(columns, data.as_py())
+        return
+    columns.check(table.column_names)
+    names = columns.of_fields(table)
+    used = dict.fromkeys([*names, *columns.named])
+    by_name = {name: _whole(table[name]) for name in used}
+    values = {name: _named(name, values_of, by_name[name]) for name in names}
+    for i in range(table.num_rows):
+        steps = columns.steps({name: of[i] for name, of in values.items()})
+        facts = {argument: _fact(by_name[name][i]) for argument, name in columns.facts.items()}
+        yield Episode(_id(columns, by_name, i), steps, facts, {n: by_name[n][i].as_py() for n in columns.metadata})
+
+
+def _fact(value: Any) -> Any:
+    """A value of the episode, or one a step."""
+    return array_of(value.values) if value.is_valid and hasattr(value, "values") else value.as_py()
+
+
+def _id(columns: Columns, by_name: Mapping[str, Any], row: int) -> str | None:
+    if columns.episode_id is None:
+        return None
+    found = by_name[columns.episode_id][row].as_py()
+    if found is None:
+        raise UsageError(f"a row has no {columns.episode_id!r}: give each an id, or episode_id=None for new ones")
+    return str(found)
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    found = column.combine_chunks()
+    found = found.chunk(0) if isinstance(found, pa.ChunkedArray) and found.num_chunks == 1 else found
+    return found.dictionary_decode() if pa.types.is_dictionary(found.type) else found
+
+
+def _named(name: str, call: Callable[[pa.Array], Any], column: pa.Array) -> Any:
+    try:
+        return call(column)
+    except (pa.ArrowException, TypeError, ValueError) as e:
+        raise FieldError(f"column {name!r} is no field of episodes: {e}; leave it out with fields=") from e
+
+
+# -- the datasink ------------------------------------------------------------------------------------------------------
+
+
+class ArchiveDatasink(Datasink):  # type: ignore[misc]
+    """An archive as a sink of Ray Data. `commit`: the commit that it made."""
+
+    def __init__(self, arc: Archive, columns: Columns, run: str, *, replace: bool, compression: str | None) -> None:
+        self._storage: Storage = arc.storage
+        self._layout = arc.layout
+        self._columns = columns
+        self._run = run
+        self._replace = replace
+        self._compression = compression
+        self._seen = arc.head.sighting
+        self._session = new_session()
+        self._archive: Archive | None = arc
+        self.commit: Commit | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_archive": None, "commit": None}  # which tasks do not need
+
+    def get_name(self) -> str:
+        return "Archive"
+
+    @property
+    def min_bytes_per_write(self) -> int:
+        """A task gets about a shard of rows."""
+        return SHARD_BYTES
+
+    def on_write_start(self, schema: Any = None) -> None:
+        names = getattr(schema, "names", None)
+        if names is not None and GROUP not in names:
+            self._columns.check(names)
+
+    def write(self, blocks: Iterable[Any], ctx: Any) -> RankRows:
+        """Put the episodes of some blocks into shards; the rows of these."""
+        place = Place(ctx.task_idx, MOST_RANKS, self._run, self._session)
+        columns, made = self._columns, (self._storage, self._layout, place, MAIN_BUFFER)
+        staging = Staging(*made, columns.schema, self._compression)
+        try:
+            for block in blocks:
+                for one in _episodes(columns, BlockAccessor.for_block(block).to_arrow()):
+                    metadata = _metadata(one.metadata)
+                    staging.buffer.add_episode(
+                        one.steps, episode_id=one.id, metadata=metadata, replace=self._replace, **one.facts
+                    )
+            return staging.finish(self._seen)
+        finally:
+            staging.close()
+
+    def on_write_complete(self, write_result: Any) -> Any:
+        """Commit the rows that tasks handed back, all of them at once."""
+        rows = RankRows.joined([one for one in _returned(write_result) if one is not None])
+        assert self._archive is not None
+        if rows.size:
+            log = CommitLog(self._storage, self._archive.id, self._archive.head)
+            given = {"segments": rows.segments, "chunks": rows.chunks}
+            change = Change("merge", lambda parent, attempt: (given, {}), session=self._session, ids_at=0)
+            self.commit = log.commit(f"ray/{self._session}", change)
+        return write_result
+
+    def on_write_failed(self, error: Exception) -> None:
+        logger.warning("nothing of the dataset was committed at %s: %s", self._storage.url, error)
+
+
+def _returned(result: Any) -> list[Any]:
+    """What the tasks handed back; some Rays give their blocks."""
+    if hasattr(result, "write_returns"):
+        return list(result.write_returns)
+    names = ("write_return", "write_result")
+    return [value for block in result for name in names if name in block for value in block[name]]
+
+
+def _metadata(given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Metadata by key: the column "metadata" is the JSON text of all, others are a key each."""
+    whole = json.loads(given.get("metadata") or "{}")
+    keys = {name.removeprefix(METADATA_COLUMN): value for name, value in given.items() if name != "metadata"}
+    return (whole | {name: value for name, value in keys.items() if value is not None}) or None
+
+
+def write(
+    dataset: Any, url: Any, columns: Columns, *, run: str, replace: bool, compression: str | None,
+    storage_options: Mapping[str, Any] | None, concurrency: int | None, ray_remote_args: Any,
+) -> Commit:  # fmt: skip
+    """Write a dataset as one commit; see `archive.ray.write`."""
+    if not isinstance(url, Archive):
+        check_shared(Storage.connect(url, storage_options))
+    arc = url if isinstance(url, Archive) else open_archive(url, create=True, storage_options=storage_options)
+    check_shared(arc.storage)
+    arc.check_writable()
+    sink = ArchiveDatasink(arc.refresh(), columns, run, replace=replace, compression=compression)
+    if columns.by_step:
+        grouped = dataset.groupby(columns.episode_id)
+        dataset = grouped.map_groups(partial(together, columns), batch_format="pyarrow")
+    dataset.write_datasink(sink, concurrency=concurrency, ray_remote_args=ray_remote_args)
+    return sink.commit or arc.refresh().head
+
+
+__all__ = ["ArchiveDatasink", "Columns", "write"]
