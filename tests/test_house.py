@@ -17,8 +17,8 @@ import pytest
 from tests.support.places import ROOT
 
 FIGURES = {
-    "modules": 299,
-    "lines of the engine": 46_587,
+    "modules": 300,
+    "lines of the engine": 46_667,
     "modules that serve one sibling": 23,
     "modules named ...ing": 11,
     "records and protocols of the engine": 222,

@@ -4,6 +4,7 @@ the results of batches, each made once, are on the store, and commits of them go
 from __future__ import annotations
 
 from archive.jobs.columns import Terms, frozen_episodes, map_columns
+from archive.jobs.cost import estimate
 from archive.jobs.job import COLUMNS, Batches, Job, Jobs
 from archive.jobs.receipts import Agree, Items, Procedure, Receipt, Result
 from archive.jobs.records import JobRound, is_result, job_of
@@ -25,6 +26,7 @@ __all__ = [
     "Receipt",
     "Result",
     "Terms",
+    "estimate",
     "frozen_episodes",
     "is_result",
     "job_of",

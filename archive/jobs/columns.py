@@ -66,9 +66,9 @@ if TYPE_CHECKING:
 KIND = "map"
 ONLY = ("all", "missing", "stale")
 BATCH_BYTES = 64 * 1024 * 1024  # of the steps that are read
-_OWN_SHARD_BYTES = 1024 * 1024  # of the columns of a batch: from here on they get shards of their own
+OWN_SHARD_BYTES = 1024 * 1024  # of the columns of a batch: from here on they get shards of their own
 _EPISODES, _LEAST_BATCHES, _MOST_BATCHES = 128, 16, 1000  # of a batch, and of a job, where bytes do not decide
-_FOLDED = 2048  # results that one commit makes visible, at most
+FOLDED = 2048  # results that one commit makes visible, at most
 _SAME = ": let it return the same fields, in the same dtypes and shapes, for each; nothing was committed"
 _MAX_ERROR = 500  # characters
 
@@ -273,7 +273,7 @@ class _Columns(Procedure):
         for one in made:
             held.append(one)
             nbytes += one.nbytes
-            if nbytes >= _OWN_SHARD_BYTES:
+            if nbytes >= OWN_SHARD_BYTES:
                 rows = (each.of(snapshot, spans) for each in chain(held, made))
                 late, chunks = lateshards.write(storage, self._session, self._layout, rows)
                 return Result({"late": late, "chunks": chunks}, steps=_steps(late), failed=failed, seconds=times)
@@ -421,7 +421,7 @@ class _Folding:
             self._commit(0, Fold(0, ((0, call.batches),)) if call.batches else Fold(0, ()))
             return
         ready = self._folds.ready(call.results)
-        while (agreed := self._folds.agree(call.round, ready, _FOLDED)) is not None:
+        while (agreed := self._folds.agree(call.round, ready, FOLDED)) is not None:
             self._commit(*agreed)
 
     def _commit(self, number: int, fold: Fold) -> None:
