@@ -61,7 +61,7 @@ def export(
     given = source if isinstance(source, (Archive, Episodes)) else open_archive(source, storage_options=storage_options)
     episodes = given if isinstance(given, Episodes) else given.episodes
     target, crew = Storage.connect(to, dict(storage_options or {})), Crew(engine, workers, num_cpus, num_gpus)
-    snapshot, how = episodes.reader.snapshot, _How(target, format, fields, missing)
+    snapshot, how = episodes.reader.snapshot, _FileTerms(target, format, fields, missing)
     for storage in (snapshot.storage, target):
         crew.check(storage, how)
     log = CommitLog(snapshot.storage, snapshot.commit.archive, snapshot.commit)
@@ -71,7 +71,7 @@ def export(
         annotations=snapshot.annotations.head.number, checkpoint=episodes.checkpoint,
     )  # fmt: skip
     of_plan = frozen_episodes(snapshot.storage, call.round) if call.others and call.round else episodes
-    call.carry_out(_Files(of_plan, how), crew, progress)
+    call.carry_out(_ExportFiles(of_plan, how), crew, progress)
     call.finish()
     return [how.name(number) for number in range(call.batches)]
 
@@ -82,7 +82,7 @@ def _cut(numbers: list[int], size: int) -> list[list[int]]:
 
 
 @dataclass(frozen=True)
-class _How:
+class _FileTerms:
     """The files to be written: where, and what is in them."""
 
     target: Storage
@@ -100,10 +100,10 @@ class _How:
         return f"part-{number:06d}.{self.format}"
 
 
-class _Files(Procedure):
+class _ExportFiles(Procedure):
     """The files of an export, each written whole. Items are the number of a file, and its episodes' in the index."""
 
-    def __init__(self, episodes: Episodes, how: _How) -> None:
+    def __init__(self, episodes: Episodes, how: _FileTerms) -> None:
         self._episodes = episodes
         self._how = how
 

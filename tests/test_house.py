@@ -22,7 +22,7 @@ FIGURES = {
     "modules that serve one sibling": 23,
     "modules named ...ing": 11,
     "records and protocols of the engine": 222,
-    "class names with two meanings": 7,
+    "class names with two meanings": 6,
     "docstrings that begin with a relative word": 7,
     "files with searchsorted": 6,
     "places that append to the log": 0,
