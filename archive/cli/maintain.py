@@ -182,7 +182,7 @@ def jobs(target: Target, name: str | None, follow: bool, cancel: bool, limit: in
         raise UsageError("--follow and --cancel are of one job: give its name")
     found = target.open().jobs
     if name is None:
-        yield listed([job.about for job in found.values()], COLUMNS)
+        yield listed(found.abouts, COLUMNS)
     else:
         job = found[name]
         if follow:

@@ -7,7 +7,7 @@ from archive.jobs.columns import Terms, frozen_episodes, map_columns
 from archive.jobs.cost import estimate
 from archive.jobs.job import COLUMNS, Batches, Job, Jobs
 from archive.jobs.receipts import Agree, Items, Procedure, Receipt, Result
-from archive.jobs.records import JobRound, is_result, job_of
+from archive.jobs.records import JobRound, is_record, is_result, job_of
 from archive.jobs.runner import Asked, Crew, JobCall, Progress
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Terms",
     "estimate",
     "frozen_episodes",
+    "is_record",
     "is_result",
     "job_of",
     "map_columns",

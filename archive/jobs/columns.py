@@ -8,46 +8,44 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, pairwise
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive import tables
-from archive.arrays import Ints, Steps, arrow, numbers, places, run_starts, sums
+from archive.arrays import Ints, Steps, numbers, run_starts, sums
 from archive.base import (
     CorruptStateError,
     FieldError,
     IntegrityError,
-    JobError,
     StorageError,
     UsageError,
     escape_path,
     jsontree,
     logger,
+    one_line,
     seconds_of,
     show,
     unescape_path,
 )
 from archive.checkpoint import Checkpoints
-from archive.fields import FieldSpec, dtypes, loads, parse, to_path
+from archive.fields import parse, to_path
 from archive.index import Annotations, EpisodeIndex, Snapshot
+from archive.jobs.folds import SAME, ColumnFolds, chosen, kind_of, steps_of
+from archive.jobs.functions import digest, told
 from archive.jobs.job import Batches, Job
-from archive.jobs.receipts import Agree, Items, Procedure, Receipt, Result
-from archive.jobs.records import FINISHED, REPLACED, Fold, FoldCommit, JobRound, check_name
+from archive.jobs.receipts import Agree, Items, Procedure, Result
+from archive.jobs.records import FINISHED, REPLACED, JobRound, check_name
 from archive.jobs.runner import Asked, Crew, JobCall, Progress
-from archive.log import Addition, Attempt, Change, Commit, CommitLog, Requirement, commits, new_session
-from archive.observe import add, gauge, timed
+from archive.log import CommitLog, commits, new_session
+from archive.observe import timed
 from archive.read import (
     Episodes,
     Gathered,
-    LateRows,
     Reader,
     Selection,
     StoredFields,
@@ -58,18 +56,16 @@ from archive.read import (
 )
 from archive.read.chunks import LastChunks, LateFields
 from archive.store import Storage
-from archive.tables import STRETCH, coded, distinct, overlaps
+from archive.tables import STRETCH, coded
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 KIND = "map"
 ONLY = ("all", "missing", "stale")
 BATCH_BYTES = 64 * 1024 * 1024  # of the steps that are read
 OWN_SHARD_BYTES = 1024 * 1024  # of the columns of a batch: from here on they get shards of their own
 _EPISODES, _LEAST_BATCHES, _MOST_BATCHES = 128, 16, 1000  # of a batch, and of a job, where bytes do not decide
-FOLDED = 2048  # results that one commit makes visible, at most
-_SAME = ": let it return the same fields, in the same dtypes and shapes, for each; nothing was committed"
 _MAX_ERROR = 500  # characters
 
 
@@ -86,12 +82,12 @@ class Terms:
 
     def to_json(self) -> dict[str, Any]:
         """The arguments as JSON, by which a later call is compared."""
-        derived = [show(one.name) for one in parse(self.derive)]
+        missing = repr(self.missing)
         return {
             "fields": _names(self.fields),
             "adds": _names(self.adds),
-            "missing": repr(self.missing),
-            "derive": derived,
+            "missing": missing if len(missing) <= _MAX_ERROR else hashlib.sha256(missing.encode()).hexdigest(),
+            "derive": [f"{show(one.name)} {digest(one.compute)}" for one in parse(self.derive)],
         }
 
 
@@ -135,8 +131,7 @@ def map_columns(
         call, source = found
     columns = _Columns(source, fn, terms, notes.layout_of(log.storage), call.session)
     log = call.log_of(log)
-    commit = _Folding(log, call, source, jsontree.dumps(about, where="provenance"), by, every_s if job else None)
-    commit.unfinished()
+    commit = ColumnFolds(log, call, source, jsontree.dumps(about, where="provenance"), by, every_s if job else None)
     call.carry_out(columns, crew, progress, commit.when_due)
     commit.rest()
     call.finish()
@@ -197,7 +192,8 @@ def _begun(
     """A call's share in a job, and the episodes that its plan has the places of. None if nothing is left to do."""
     ask = Asked(KIND, terms.to_json(), function)
     known = job.newest_round()
-    if known is not None and not (only == "stale" and known.record.function != function):
+    replaces = only == "stale" and known is not None and known.record.kind == KIND and known.record.function != function
+    if known is not None and not replaces:
         ask.check(job.name, known.record, log.storage.url)
         if known.end is None:
             logger.info("job %r goes on: %d batches of commit %d", job.name, known.record.batches, known.record.commit)
@@ -258,7 +254,7 @@ class _Columns(Procedure):
         return self.__dict__ | {"_call": None, "_tails": {}}
 
     def prepare(self, items: Items) -> _Read:
-        some = _chosen(self._episodes, items)
+        some = chosen(self._episodes, items)
         found = _Read(some, [*sizes.runs(some.sizes(None if self._terms.derive else self._terms.fields), self._most)])
         found.first = self._run_of(found, found.runs[0])
         return found
@@ -276,7 +272,7 @@ class _Columns(Procedure):
             if nbytes >= OWN_SHARD_BYTES:
                 rows = (each.of(snapshot, spans) for each in chain(held, made))
                 late, chunks = lateshards.write(storage, self._session, self._layout, rows)
-                return Result({"late": late, "chunks": chunks}, steps=_steps(late), failed=failed, seconds=times)
+                return Result({"late": late, "chunks": chunks}, steps=steps_of(late), failed=failed, seconds=times)
         arrays = {f"{i}/{name}": array for i, one in enumerate(held) for name, array in one.arrays.items()}
         arrays |= {f"{i}": one.episodes for i, one in enumerate(held)}
         steps = sum(int(spans.lengths()[one.episodes].sum()) for one in held)
@@ -299,10 +295,10 @@ class _Columns(Procedure):
                     self._check_kind(columns, agree, ids[i])
                     first = columns
             except Exception as e:
-                if self._terms.on_error == "raise" or isinstance(e, StorageError):
+                if self._terms.on_error == "raise" or isinstance(e, (StorageError, CorruptStateError)):
                     e.add_note(f"at episode {ids[i]!r}; on_error='skip' goes on without such, and lists them")
                     raise
-                failed.append((ids[i], f"{type(e).__name__}: {e}"[:_MAX_ERROR]))
+                failed.append((ids[i], one_line(f"{type(e).__name__}: {e}"[:_MAX_ERROR])))
                 continue
             finally:
                 times["computed"] += perf_counter() - began
@@ -310,9 +306,9 @@ class _Columns(Procedure):
 
     def _check_kind(self, columns: StoredFields, agree: Agree, episode: str) -> None:
         """FieldError for columns of another kind than the first ones of the job."""
-        kind = _kind(columns.specs.values())
+        kind = kind_of(columns.specs.values())
         if kind != (first := agree(kind)):
-            raise FieldError(f"the function gave {kind} for episode {episode!r}, and {first} for the first ones{_SAME}")
+            raise FieldError(f"the function gave {kind} for episode {episode!r}, and {first} for the first ones{SAME}")
 
     def _read(self, prepared: _Read) -> Iterator[tuple[int, Callable[[], dict[str, Any]]]]:
         """The number of each episode, and its steps once they are asked for; or the error of reading them."""
@@ -364,201 +360,6 @@ class _Columns(Procedure):
         return differ
 
 
-def _kind(specs: Iterable[FieldSpec]) -> str:
-    """The names of columns, and the dtype and shape of a row of each."""
-    return ", ".join(sorted(f"{one.name}: {one.dtype}{list(one.shape)}" for one in specs))
-
-
-def _chosen(episodes: Episodes, items: Items) -> Episodes:
-    """The episodes of a batch, by their numbers in the index."""
-    at = places(np.asarray(items, np.int64), episodes.numbers)
-    if (at < 0).any():
-        number = episodes.reader.snapshot.commit.number
-        raise JobError(f"the job's plan names an episode that commit {number} does not have; begin another job")
-    return episodes.pick(at)
-
-
 def _ids(some: Episodes) -> list[str]:
     found: list[str] = some.columns(["episode_id"])["episode_id"].to_pylist()
     return found
-
-
-def _steps(late: pa.Table) -> int:
-    return int(numbers(late["length"]).sum())
-
-
-# -- commits -----------------------------------------------------------------------------------------------------------
-
-
-class _Folding:
-    """The commits of a call's results: now and then, or one at the end."""
-
-    def __init__(
-        self, log: CommitLog, call: JobCall, episodes: Episodes, provenance: str, by: str | None, every_s: float | None
-    ) -> None:
-        self._log, self._call, self._episodes, self._every_s = log, call, episodes, every_s
-        self._stamp = provenance, by
-        self._folds = None if call.job is None else call.job.folds()
-        self._due = monotonic() + (every_s or 0)
-
-    def unfinished(self) -> None:
-        """Make the commits that were agreed on, and not made, when a driver died."""
-        call = self._call
-        if self._folds is not None and call.round is not None:
-            for number, fold in self._folds.without_commit(call.round):
-                self._commit(number, fold)
-
-    def when_due(self) -> None:
-        """Commit what is ready, if it is time."""
-        if self._every_s is not None and monotonic() >= self._due:
-            self.rest()
-            self._due = monotonic() + self._every_s
-
-    def rest(self) -> None:
-        """Commit all that is ready."""
-        call = self._call
-        if call.job is None or call.round is None or self._folds is None:
-            self._commit(0, Fold(0, ((0, call.batches),)) if call.batches else Fold(0, ()))
-            return
-        ready = self._folds.ready(call.results)
-        while (agreed := self._folds.agree(call.round, ready, FOLDED)) is not None:
-            self._commit(*agreed)
-
-    def _commit(self, number: int, fold: Fold) -> None:
-        """Make the commit of a fold, once, whoever makes it."""
-        log, call = self._log, self._call
-        failed: list[pa.Table] = []
-        key = f"job/{call.session}/{number}"
-        log.catch_up()
-        found = log.find(key)
-        if found is None:
-            late, chunks = self._packed(fold, failed)
-            if late.num_rows or call.job is not None:
-                rows, file = notes.placed(log.storage, call.session, late, chunks, *self._stamp)
-                adds = partial(_still_there, rows, {"chunks": file})
-                found = log.commit(key, Change("late", adds, self._going, session=call.session))
-        elif self._folds is not None:
-            failed = [one.failed for one in call.read(fold.numbers) if one.index.failed]
-        if found is None:
-            return
-        rows, gone = (found.added.get(name, 0) for name in ("rows", "forgotten"))
-        add("archive.job.rows.committed", rows)
-        gauge("archive.job.rows.ready", 0)
-        if gone:
-            logger.info("%d steps were forgotten meanwhile: their results are left out", gone)
-        if self._folds is not None:
-            table = tables.concat("failed", failed)
-            self._folds.note_made(number, FoldCommit(fold.round, found.number, rows, gone, table.num_rows), table)
-
-    @property
-    def _going(self) -> list[Requirement]:
-        """A requirement of each commit: nobody has ended the round. It is looked at for each parent, so that no commit
-        follows one of a round that has taken the place of this one."""
-        job, round = self._call.job, self._call.round
-        return [] if job is None or round is None else [lambda parent: job.check_going(round)]
-
-    def _packed(self, fold: Fold, failed: list[pa.Table]) -> tuple[pa.Table, pa.Table]:
-        """Rows of the late table and of the chunk table for the results of a fold: small columns of many batches are
-        packed into shards."""
-        placed: list[tuple[pa.Table, pa.Table]] = []
-
-        def small() -> Iterator[LateRows]:
-            for one in self._call.read(fold.numbers):
-                if one.index.failed:
-                    failed.append(one.failed)
-                if one.has("chunks.parquet"):
-                    placed.append((one.table("late"), one.table("chunks")))
-                else:
-                    yield from self._held(one)
-
-        storage = self._log.storage
-        own = lateshards.write(storage, self._call.session, notes.layout_of(storage), small())
-        every = zip(own, *placed, strict=True)
-        late, chunks = (tables.concat(kind, some) for kind, some in zip(("late", "chunks"), every, strict=True))
-        kinds = distinct(late["schema"])
-        if self._call.job is None and len(kinds) > 1:  # of several workers, which did not know of each other
-            first, other = (_kind(loads(kind).fields) for kind in kinds[:2])
-            raise FieldError(f"the function gave {first} for some episodes, and {other} for others{_SAME}")
-        return late, chunks
-
-    def _held(self, receipt: Receipt) -> Iterator[LateRows]:
-        """The columns within a receipt, of episodes of its batch."""
-        call, said = self._call, receipt.index.said or []
-        some = _chosen(self._episodes, call.plan.batch(receipt.index.batch - call.first))
-        spans = some.step_spans()
-        lengths = spans.lengths()
-        for i, schema in enumerate(said):
-            form = receipt.index.arrays.get(str(i))
-            which = receipt.values(str(i), form.shape[0] if form is not None and form.shape else -1)
-            if which.dtype != np.int64 or which.ndim != 1 or len(np.unique(which)) < len(which) or (
-                len(which) and not 0 <= which.min() <= which.max() < len(some)
-            ):  # fmt: skip
-                raise CorruptStateError(f"{receipt.where} names episodes that its batch has not; {receipt.damage}")
-            count = int(lengths[which].sum())
-            fields = loads(schema).fields
-            arrays = {spec.name: receipt.values(f"{i}/{spec.name}", count) for spec in fields}
-            for spec in fields:
-                dtypes.check_stored(arrays[spec.name], spec.dtype)
-            yield Gathered(schema, which, arrays).of(some.reader.snapshot, spans)
-
-
-def _still_there(late: pa.Table, says: Mapping[str, Any], parent: Commit, attempt: Attempt) -> Addition:
-    """Rows of the late table without those whose steps were forgotten, as of a commit."""
-    length = numbers(late["length"])
-    there = np.ones(late.num_rows, bool)
-    if parent.let_go is not None:
-        there[:] = False
-        there[overlaps(late, Snapshot(attempt.storage, parent).columns(STRETCH))["late"]] = True
-    kept, rows = late.filter(arrow(there)), int(length[there].sum())
-    return {"late": kept}, {**says, "added": {"rows": rows, "forgotten": int(length.sum()) - rows}}
-
-
-# -- the function ------------------------------------------------------------------------------------------------------
-
-
-def told(fn: Any, provenance: Any) -> dict[str, Any]:
-    """A record of the function that makes columns: its name, the version of its package, and its digest."""
-    module = getattr(fn, "__module__", None) or ""
-    out = {"function": f"{module}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"}
-    package = sys.modules.get(module.partition(".")[0])
-    version = getattr(fn, "__version__", None) or getattr(package, "__version__", None)
-    if version is not None:
-        out["version"] = str(version)
-    out["source"] = digest(fn)
-    return out if provenance is None else {**out, "provenance": provenance}
-
-
-def digest(fn: Any) -> str:
-    """A digest of a function or class: of its text and of the plain values that are bound to it, so that another
-    version has another one. Where there is no text, as of one typed at a prompt, of its code."""
-    return hashlib.sha256(_text(fn).encode()).hexdigest()[:16]
-
-
-def _text(fn: Any) -> str:
-    if isinstance(fn, partial):
-        return f"{_text(fn.func)} {_plain(fn.args)} {_plain(tuple(sorted(fn.keywords.items())))}"
-    named = inspect.unwrap(fn) if inspect.isroutine(fn) or inspect.isclass(fn) else type(fn)
-    code = getattr(named, "__code__", None)
-    try:
-        text = inspect.getsource(named)
-    except (OSError, TypeError):  # typed at a prompt, or not written in Python
-        text = repr((code.co_code, _plain(code.co_consts), code.co_names)) if code is not None else named.__qualname__
-    cells = getattr(named, "__closure__", None) or ()
-    bound = [cell.cell_contents for cell in cells if _has(cell)]
-    version = getattr(fn, "__version__", None)
-    more = [str(version)] if version is not None else []
-    return "\n".join([text, *more, *([_plain(tuple(bound))] if bound else [])])
-
-
-def _has(cell: Any) -> bool:
-    with suppress(ValueError):  # it is empty
-        return cell.cell_contents is not cell
-    return False
-
-
-def _plain(value: Any) -> str:
-    """Plain values as text; of others the type, as they may change, and their text may have an address."""
-    if isinstance(value, tuple):
-        return f"({', '.join(map(_plain, value))})"
-    is_plain = value is None or isinstance(value, (bool, int, float, str, bytes))
-    return repr(value) if is_plain else type(value).__qualname__

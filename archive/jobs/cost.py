@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from math import ceil, log2
 from typing import Any
 
-from archive.jobs.columns import BATCH_BYTES, FOLDED, OWN_SHARD_BYTES
+from archive.jobs.columns import BATCH_BYTES, OWN_SHARD_BYTES
+from archive.jobs.folds import FOLDED
 
 PRICES = {  # USD a request: S3 Standard, us-east-1, as listed in November 2026; DELETE is free, and so is the region
     "get": 0.4e-6,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,7 +26,20 @@ from archive.base import (
 )
 from archive.index import Walk
 from archive.jobs.receipts import Receipts
-from archive.jobs.records import CANCELLED, FINISHED, Fold, FoldCommit, JobEnd, JobRound, Named, check_name, named
+from archive.jobs.records import (
+    CANCELLED,
+    FINISHED,
+    Fold,
+    FoldCommit,
+    JobEnd,
+    JobRound,
+    Named,
+    Outcome,
+    check_name,
+    job_of,
+    name_of,
+    named,
+)
 from archive.log import Commit, FileRef, commits, tablefiles
 from archive.shard import checksum
 from archive.store import Storage, smallfiles
@@ -90,14 +104,32 @@ class Job:
         return named(self._storage.list(layout.job_key(self.name)))
 
     @property
+    def begun(self) -> bool:
+        """True if there is such a job: its first round stays for ever."""
+        return self._storage.exists(layout.job_key(self.name, "round-000000.json"))
+
+    @property
     def newest(self) -> JobRound:
         """Its newest round; NotFoundError if there is no such job."""
         return self._newest(self._look())
 
     def _newest(self, there: Named) -> JobRound:
+        return self._round(self._number(there))
+
+    def _number(self, there: Named) -> int:
         if not there.round:
             raise NotFoundError(f"there is no job {self.name!r} at {self._storage.url}; `archive jobs` lists them")
-        found: JobRound = self._read(f"round-{max(there.round):06d}.json", JobRound)
+        return max(there.round)
+
+    def _round(self, number: int) -> JobRound:
+        name = f"round-{number:06d}.json"
+        try:
+            found: JobRound = self._read(name, JobRound)
+            if (found.job, found.number) != (self.name, number):
+                where = self._storage.full_url(layout.job_key(self.name, name))
+                raise CorruptStateError(f"{where} is round {found.number} of job {found.job!r:.80}")
+        except CorruptStateError as e:
+            raise CorruptStateError(f"{e}. Put it back from a copy; or cancel the job, and give another name") from e
         return found
 
     def _read(self, name: str, kind: type[Any]) -> Any:
@@ -138,11 +170,12 @@ class Job:
     def _standing(self, there: Named, newest: JobRound) -> tuple[int, int, str]:
         if (end := self._end(there, newest.number)) is not None:
             return end.done, newest.batches, end.outcome
-        return sum(number in there.batch for number in newest.numbers), newest.batches, "unfinished"
+        return len(_of(newest, there)), newest.batches, "unfinished"
 
     @property
     def about(self) -> dict[str, Any]:
-        """A summary: batches with a result, of how many, steps committed and forgotten meanwhile, episodes failed."""
+        """A summary: batches with a result, of how many; of the committed ones steps, steps that were forgotten
+        meanwhile, and episodes at which the function failed."""
         there = self._look()
         newest = self._newest(there)
         done, of, state = self._standing(there, newest)
@@ -153,7 +186,7 @@ class Job:
             "batches": done,
             "of": of,
             "committed": sum(one.rows for one in made),
-            "failed": sum(one.failed for one in made) + sum(one.num_rows for one in self._uncommitted(there, newest)),
+            "failed": sum(one.failed for one in made),
             "forgotten": sum(one.forgotten for one in made),
             "commits": [one.commit for one in made],
             "state": state,
@@ -191,7 +224,7 @@ class Job:
         if round.number in there.end:
             return
         gone = {n for number in there.fold & there.made for n in self._fold(number).numbers}
-        wanted = [number for number in round.numbers if number in there.batch and number not in gone]
+        wanted = sorted(_of(round, there) - gone)
         receipts = self.receipts(round)
         for at in range(0, len(wanted), _AT_ONCE):
             yield from (one.failed for one in receipts.read(wanted[at : at + _AT_ONCE]) if one.index.failed)
@@ -200,10 +233,12 @@ class Job:
         """End it: a driver that is at work on it stops, what was committed stays, and a prune deletes the rest.
         UsageError if it has ended already."""
         there = self._look()
-        newest = self._newest(there)
-        if not self.ends(newest, CANCELLED, there):
-            end = self._end(self._look(), newest.number)
-            raise UsageError(f"job {self.name!r} has {'ended' if end is None else f'been {end.outcome}'} already")
+        number, done = self._number(there), 0
+        with suppress(CorruptStateError):  # its damage is no reason to keep it
+            done = len(_of(self._round(number), there))
+        if number in there.end or not self._create(f"end-{number:06d}.json", JobEnd(CANCELLED, done)):
+            outcome = self._read(f"end-{number:06d}.json", JobEnd).outcome
+            raise UsageError(f"job {self.name!r} has been {outcome} already")
 
     def __repr__(self) -> str:
         done, total, state = self.standing
@@ -226,17 +261,20 @@ class Job:
     def going(self) -> list[JobRound]:
         """Its rounds that have not ended: one at most, but where a driver died as it began another."""
         there = self._look()
-        return [self._read(f"round-{number:06d}.json", JobRound) for number in sorted(there.round - there.end)]
+        return [self._round(number) for number in sorted(there.round - there.end)]
 
     def plan(self, round: JobRound) -> Batches:
         """The items of a round's batches."""
+        where = self._storage.full_url(round.plan.path)
+        if job_of(round.plan.path) != layout.escape(self.name) or round.batches > round.items:
+            raise CorruptStateError(f"{where} is no plan of {round.batches} batches of job {self.name!r}")
         table = tablefiles.load(self._storage, "batches", [round.plan])
         batch = table["batch"].to_numpy()
-        starts = np.append(0, np.cumsum(np.bincount(batch, minlength=round.batches)))
         column = "name" if table["name"].null_count < table.num_rows else "number"
-        if table.num_rows != round.items or (np.diff(batch) < 0).any() or len(starts) > round.batches + 1:
-            raise CorruptStateError(f"{self._storage.full_url(round.plan.path)} is not the plan of job {self.name!r}")
-        return Batches(table[column].combine_chunks(), starts)
+        steps = np.diff(batch, prepend=-1)  # from 0 on, none left out
+        if table.num_rows != round.items or not np.isin(steps, (0, 1)).all() or (batch[-1:] != round.batches - 1).any():
+            raise CorruptStateError(f"{where} is not the plan of round {round.number} of job {self.name!r}")
+        return Batches(table[column].combine_chunks(), np.append(0, np.cumsum(np.bincount(batch))))
 
     def begin(self, plan: Batches, **about: Any) -> Begun:
         """Begin a round with this plan. Where another call was first with it, that one's counts."""
@@ -255,17 +293,18 @@ class Job:
         )  # fmt: skip
         if self._create(f"round-{number:06d}.json", record):
             return Begun(record, plan, others=False)
-        first = self._read(f"round-{number:06d}.json", JobRound)
+        first = self._round(number)
         return Begun(first, self.plan(first), others=True)
 
     def check_there(self, round: JobRound, head: Commit) -> None:
-        """ExpiredError, and the round is ended, if a prune deleted what it froze after that was opened and before the
-        round was there to be seen: from then on prunes spare it."""
+        """ExpiredError, and the round is ended, if a prune deleted its plan, or what it froze, after that was opened
+        and before the round was there to be seen: from then on prunes spare it."""
         storage = self._storage
         frozen = [*commits.read_all(storage, round.frozen, head)]
         pruned = commits.pruned_since(storage, min(frozen, key=lambda one: one.number))
         walk = Walk(storage)
-        gone = {ref.path for one in frozen for ref in one.files_led_to} & pruned.keys()  # they cannot be read, then
+        own = {round.plan.path, *(ref.path for one in frozen for ref in one.files_led_to)}
+        gone = own & pruned.keys()  # they cannot be read, then
         gone = gone or {key for one in frozen if pruned for key in walk.reach(one).keys & pruned.keys()}
         if gone:
             self.ends(round, CANCELLED)
@@ -276,19 +315,21 @@ class Job:
 
     def results(self, round: JobRound) -> set[int]:
         """The numbers of the batches that have a result."""
-        return self._look().batch.intersection(round.numbers)
+        return _of(round, self._look())
 
-    def check_going(self, round: JobRound) -> None:
-        """JobError if a round was ended by another process, but for its work being done."""
+    def check_going(self, round: JobRound) -> bool:
+        """True unless another process has finished a round: all its results are committed, or handed over. JobError if
+        it was ended otherwise."""
         try:
             outcome = self._read(f"end-{round.number:06d}.json", JobEnd).outcome
         except MissingObjectError:
-            return
+            return True
         if outcome != FINISHED:
             raise JobError(
                 f"job {self.name!r} at {self._storage.url} was {outcome} by another process; what it had committed "
                 "stays. Give another name to begin anew"
             )
+        return False
 
     def note_made(self, fold: int, made: FoldCommit, failed: pa.Table) -> None:
         """Record the commit of a fold, and the episodes in it that failed."""
@@ -299,15 +340,19 @@ class Job:
     def folds(self) -> Folds:
         """Its folds."""
         there = self._look()
-        return Folds(self, {n: self._read(f"fold-{n:06d}.json", Fold) for n in sorted(there.fold)}, there.made)
+        return Folds(self, {n: self._fold(n) for n in sorted(there.fold)}, there.made)
 
-    def ends(self, round: JobRound, outcome: Any, there: Named | None = None) -> bool:
+    def ends(self, round: JobRound, outcome: Outcome) -> bool:
         """End a round; True if this call did."""
-        there = there or self._look()
+        there = self._look()
         if round.number in there.end:
             return False
-        done = sum(number in there.batch for number in round.numbers)
-        return self._create(f"end-{round.number:06d}.json", JobEnd(outcome, done))
+        return self._create(f"end-{round.number:06d}.json", JobEnd(outcome, len(_of(round, there))))
+
+
+def _of(round: JobRound, there: Named) -> set[int]:
+    """The batches of a round that have a result."""
+    return {number for number in there.batch if number in round.numbers}
 
 
 class Folds:
@@ -323,9 +368,15 @@ class Folds:
         """The folds of a round of which no commit is recorded."""
         return [(n, one) for n, one in self._known.items() if one.round == round.number and n not in self._made]
 
-    def ready(self, results: set[int]) -> set[int]:
-        """The batches among these that are in no fold."""
-        return results.difference(*(one.numbers for one in self._known.values()))
+    def ready(self, round: JobRound, results: set[int]) -> set[int]:
+        """The batches of a round among these that are in no fold. CorruptStateError if one is in two folds."""
+        folded = [number for one in self._known.values() if one.round == round.number for number in one.numbers]
+        if len(folded) > len({*folded}.intersection(round.numbers)):
+            raise CorruptStateError(
+                f"folds of job {self._job.name!r} have a batch twice, or one of another round: they are damaged, or "
+                "not its own. Put them back from a copy; or cancel the job, and give another name"
+            )
+        return results.difference(folded)
 
     @property
     def _next(self) -> int:
@@ -365,24 +416,33 @@ class Jobs(Mapping[str, Job]):
 
     def __getitem__(self, name: str) -> Job:
         found = Job(self._storage, name)
-        found.newest  # noqa: B018 (NotFoundError if there is none)
+        if not found.begun:
+            found.newest  # noqa: B018 (NotFoundError)
         return found
 
+    def _named(self) -> list[Job]:
+        """Jobs of these names: of some a driver died before it began the first round."""
+        names = [name_of(name.rstrip("/")) for name in self._storage.list(layout.JOBS) if name.endswith("/")]
+        return [Job(self._storage, name) for name in sorted(name for name in names if name is not None)]
+
     def __iter__(self) -> Iterator[str]:
-        found = (name.rstrip("/") for name in self._storage.list(layout.JOBS) if name.endswith("/"))
-        names = sorted(layout.unescape(name) for name in found)
-        return (name for name in names if Job(self._storage, name)._look().round)  # else its driver died before
+        return (job.name for job in self._named() if job.begun)
 
     def __len__(self) -> int:
         return len(list(iter(self)))
 
     def unfinished(self) -> list[JobRound]:
         """The rounds that have not ended."""
-        return [one for name in self for one in Job(self._storage, name).going()]
+        return [one for job in self._named() for one in job.going()]
+
+    @property
+    def abouts(self) -> list[dict[str, Any]]:
+        """A summary of each; of one that is damaged its name alone."""
+        return [_told(job) for job in self.values()]
 
     @property
     def _rows(self) -> list[list[Any]]:
-        return [[about[name] for name in COLUMNS] for about in (job.about for job in self.values())]
+        return [[about.get(name) for name in COLUMNS] for about in self.abouts]
 
     def _repr_html_(self) -> str:
         from archive.view import notebook
@@ -393,3 +453,11 @@ class Jobs(Mapping[str, Job]):
         return "\n".join(tabulate(COLUMNS, self._rows)) or one_line(f"no jobs at {self._storage.url}")
 
     __repr__ = __str__
+
+
+def _told(job: Job) -> dict[str, Any]:
+    """A summary of a job, damaged or not."""
+    try:
+        return job.about
+    except CorruptStateError:
+        return dict.fromkeys(COLUMNS) | {"job": job.name, "state": "damaged"}

@@ -7,17 +7,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from archive.base import Count, MisshapenError, Record, UsageError, check_text, layout, stored
+from archive.base import (
+    Count,
+    FieldError,
+    MisshapenError,
+    Record,
+    UnsafePathError,
+    UsageError,
+    check_text,
+    layout,
+    stored,
+)
 from archive.log import FileRef
 from archive.saved import SavedIndex
 from archive.shard import Members
 
-FINISHED, CANCELLED, REPLACED = "finished", "cancelled", "replaced"
+Outcome = Literal["finished", "cancelled", "replaced"]
+FINISHED: Outcome = "finished"
+CANCELLED: Outcome = "cancelled"
+REPLACED: Outcome = "replaced"
 _MAX_NAME = 200
+_MOST_BATCHES, _MOST_FOLDED = 10**9, 10**6  # of a job, whose names have nine digits; of a fold
+_KEPT = ("round", "fold", "made", "end")  # kinds of objects that stay: they say what was done
 _NAMED = re.compile(
     r"(?P<kind>round|end|kind|fold|made)-(?P<number>[0-9]{6})\.json|(?P<batch>[0-9]{9})\.zip|plan-[0-9a-f]{8}\.parquet"
     r"|failed-[0-9]{6}\.parquet"
@@ -52,6 +68,10 @@ class JobRound(Record):
     checkpoint: Count | None = None
     format: Any = stored(layout.format_block(layout.PART_VERSION), required=True)
 
+    def __post_init__(self) -> None:
+        if self.first + self.batches > _MOST_BATCHES:
+            raise MisshapenError(f"its batches [{self.first}, {self.first + self.batches}) are too many")
+
     @property
     def frozen(self) -> set[int]:
         """The commits that it reads."""
@@ -67,7 +87,7 @@ class JobRound(Record):
 class JobEnd(Record):
     """The end of a round: how, and how many of its batches had a result then."""
 
-    outcome: Literal["finished", "cancelled", "replaced"]
+    outcome: Outcome
     done: Count
 
 
@@ -91,6 +111,8 @@ class Fold(Record):
             if not stop <= first < end:
                 raise MisshapenError("its ranges of batches are empty, or not in order")
             stop = end
+        if sum(end - first for first, end in self.batches) > _MOST_FOLDED:
+            raise MisshapenError(f"it has more than {_MOST_FOLDED} batches")
 
     @property
     def numbers(self) -> list[int]:
@@ -169,16 +191,30 @@ def named(names: list[str]) -> Named:
 
 
 def is_result(key: str) -> bool:
-    """True for an object of a job that nobody needs once that has ended: a result, a plan, what was agreed on, or a
-    list of failures."""
-    folder, _, rest = key.partition("/")
-    found = _NAMED.fullmatch(rest.rpartition("/")[2])
-    return folder == layout.JOBS and found is not None and found["kind"] not in ("round", "end", "made")
+    """True for an object of a job that nobody needs once that has ended: a result, a plan, the kind of its results, or
+    a list of failures."""
+    found = _NAMED.fullmatch(key.rpartition("/")[2])
+    return job_of(key) is not None and found is not None and found["kind"] not in _KEPT
+
+
+def is_record(key: str) -> bool:
+    """True for an object that stays of a job that has ended: a round, a fold, its commit, an end."""
+    found = _NAMED.fullmatch(key.rpartition("/")[2])
+    return job_of(key) is not None and found is not None and found["kind"] in _KEPT
 
 
 def job_of(key: str) -> str | None:
     """The job (escaped) to which an object belongs; None for all else."""
-    return key.split("/")[1] if key.startswith(f"{layout.JOBS}/") else None
+    parts = key.split("/")
+    return parts[1] if len(parts) == 3 and parts[0] == layout.JOBS else None
+
+
+def name_of(folder: str) -> str | None:
+    """The name of the job with this folder; None for a folder that no job has."""
+    with suppress(UnsafePathError, UsageError, FieldError):
+        name = check_name(layout.unescape(folder))
+        return name if layout.escape(name) == folder else None
+    return None
 
 
 def check_name(name: str) -> str:

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from archive import tables
 from archive.base import UsageError, escape, layout, written
 from archive.index import Reach, Walk
-from archive.jobs import JobRound, Jobs, is_result, job_of
+from archive.jobs import JobRound, Jobs, is_record, is_result, job_of
 from archive.log import (
     FORGOTTEN,
     LEFT,
@@ -150,12 +150,14 @@ class Garbage:
         for key in keys:
             if key in pins:
                 yield self._fate(key, PINNED)
+            elif job_of(key) in going:  # maybe under a name that an earlier list has
+                yield self._fate(key, OF_JOB)
             elif key.endswith(layout.PRUNED):
                 yield self._fate(key, LIST)
             elif key in history.pruned:
                 yield self._fate(key, UNFINISHED, FORGOTTEN)
-            elif (job := job_of(key)) is not None:
-                yield self._fate(key, OF_JOB) if job in going else self._of_ended(key)
+            elif is_result(key) or is_record(key):
+                yield self._of_ended(key)
             elif key in history.named or key in named:
                 yield self._superseded(head, key)
             else:
@@ -255,16 +257,23 @@ def _carry_out(
     with contextlib.suppress(_NothingToListError):
         made = log.commit(f"prune/{session}", Change("prune", adds, session=session))
         shown(made)
-    # again: pins may have come after the draft and before the commit, and so may jobs that froze an older commit
-    pinned = {*read_pins(storage)} | retained_reach(storage, made or log.head).keys if going else set()
     keys = [one.key for one in going]
     errors = storage.delete_many(
-        _members(storage, [key for key in keys if key not in pinned]),
+        _members(storage, _not_needed(storage, keys, made or log.head)),
         per_second=per_second,
         told=None if progress is None else _telling(progress, len(keys)),
     )
     told = {key: str(error) for key, error in errors.items()}
     return replace(planned, made=made, deleted=len(keys) - len(told), errors=told)
+
+
+def _not_needed(storage: Storage, keys: Sequence[str], head: Commit) -> list[str]:
+    """These objects without those that came to be needed after the draft and before the commit: by other archives, or
+    by jobs that froze an older commit."""
+    rounds = Jobs(storage).unfinished() if keys else []
+    needed = {*read_pins(storage)} | retained_reach(storage, head, rounds=rounds).keys if keys else set()
+    sessions, going = {escape(one.session) for one in rounds}, {escape(one.job) for one in rounds}
+    return [k for k in keys if k not in needed and job_of(k) not in going and layout.session_of(k) not in sessions]
 
 
 def _members(storage: Storage, keys: Collection[str]) -> Iterator[str]:

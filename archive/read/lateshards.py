@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from archive import tables
-from archive.arrays import Ints, numbers
+from archive.arrays import Ints, arrow, numbers
 from archive.base import FieldError, layout, show
 from archive.fields import (
     NODES,
     Array,
+    Bools,
     FieldSpec,
     Path,
     Schema,
@@ -123,6 +124,14 @@ class LateRows(NamedTuple):
     def nbytes(self) -> int:
         """Bytes in memory."""
         return int(_BESIDE_BYTES * self.rows.num_rows) + sum(rows.nbytes for rows in self.arrays.values())
+
+    def where(self, kept: Bools) -> LateRows:
+        """The ranges of a mask."""
+        if kept.all():
+            return self
+        steps = np.repeat(kept, numbers(self.rows["length"]))
+        arrays = {name: rows[steps] for name, rows in self.arrays.items()}
+        return LateRows(self.schema, self.rows.filter(arrow(kept)), arrays)
 
 
 class Gathered(NamedTuple):

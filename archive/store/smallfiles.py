@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from archive.base import AlreadyExistsError, IntegrityError, Record, records
+from archive.base import AlreadyExistsError, IntegrityError, Record, UsageError, records
 from archive.store.root import split_file
 from archive.store.storage import Storage
 
@@ -33,8 +33,14 @@ def read_small(storage: Storage, key: str, kind: type[R], error: type[IntegrityE
 
 def create_small(storage: Storage, key: str, record: Record) -> bool:
     """Create a small object; True if it is this one that is there now, False if there was another."""
+    data = json.dumps(record.to_json()).encode()
+    if len(data) > records.MAX_SMALL_BYTES:
+        raise UsageError(
+            f"{storage.full_url(key)} would have {len(data)} bytes, of {records.MAX_SMALL_BYTES} at most; nothing was "
+            "written. Give shorter arguments: fewer names of fields, say, by their common parent"
+        )
     try:
-        storage.create_once(key, json.dumps(record.to_json()).encode())
+        storage.create_once(key, data)
     except AlreadyExistsError:
         return False
     return True

@@ -227,7 +227,7 @@ def test_a_prune_knows_unfinished_jobs_and_deletes_what_ended_ones_left(tmp_path
     check(arc)
     archive.open(arc.url).prune("0s", force=True, dry_run=False)
     left = {one.key.rpartition("/")[2] for one in arc.storage.scan("jobs")}
-    assert left == {"round-000000.json", "end-000000.json", "made-000000.json"}
+    assert left == {"round-000000.json", "end-000000.json", "fold-000000.json", "made-000000.json"}
     check(arc)
     assert arc.jobs["score"].finished
 

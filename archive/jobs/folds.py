@@ -1,0 +1,238 @@
+"""Commits of results: columns that workers made, folded now and then into one commit for many batches.
+
+Results are read back from the store, where anybody may have been: they must be of the round, and have each step of
+their episodes once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from archive import tables
+from archive.arrays import arrow, numbers, places, sums
+from archive.base import CorruptStateError, FieldError, JobError, escape, layout, logger
+from archive.fields import Bools, FieldSpec, dtypes, loads
+from archive.index import Snapshot
+from archive.jobs.receipts import Items, Receipt
+from archive.jobs.records import Fold, FoldCommit
+from archive.jobs.runner import JobCall
+from archive.log import Addition, Attempt, Change, Commit, CommitLog
+from archive.observe import add, gauge
+from archive.read import Episodes, Gathered, LateRows, lateshards, notes
+from archive.tables import STREAM, STRETCH, distinct, overlaps
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FOLDED = 2048  # results that one commit makes visible, at most
+_READ_AT_ONCE = 64  # results in memory
+SAME = ": let it return the same fields, in the same dtypes and shapes, for each; nothing was committed"
+
+
+def kind_of(specs: Iterable[FieldSpec]) -> str:
+    """The names of columns, and the dtype and shape of a row of each."""
+    return ", ".join(sorted(f"{one.name}: {one.dtype}{list(one.shape)}" for one in specs))
+
+
+def chosen(episodes: Episodes, items: Items) -> Episodes:
+    """The episodes of a batch, by their numbers in the index."""
+    at = places(np.asarray(items, np.int64), episodes.numbers)
+    if (at < 0).any():
+        number = episodes.reader.snapshot.commit.number
+        raise JobError(f"the job's plan names an episode that commit {number} does not have; begin another job")
+    return episodes.pick(at)
+
+
+class ColumnFolds:
+    """The commits of a call's results: now and then, or one at the end."""
+
+    def __init__(
+        self, log: CommitLog, call: JobCall, source: Episodes, provenance: str, by: str | None, every_s: float | None
+    ) -> None:
+        """source: the episodes of which the call's plan has the numbers."""
+        self._log, self._call, self._source, self._every_s = log, call, source, every_s
+        self._stamp = provenance, by
+        self._folds = None if call.job is None else call.job.folds()
+        self._due = monotonic() + (every_s or 0)
+
+    def when_due(self) -> None:
+        """Commit what is ready, if it is time."""
+        if self._every_s is not None and monotonic() >= self._due:
+            self.rest()
+            self._due = monotonic() + self._every_s
+
+    def rest(self) -> None:
+        """Commit all that is ready; first what was agreed on, and maybe not committed, when a driver died."""
+        call = self._call
+        if call.job is None or call.round is None or self._folds is None:
+            self._commit(0, Fold(0, ((0, call.batches),)) if call.batches else Fold(0, ()))
+            return
+        if not call.job.check_going(call.round):
+            return
+        ready = self._folds.ready(call.round, call.results)
+        for number, fold in self._folds.without_commit(call.round):
+            if call.results.issuperset(fold.numbers):
+                self._commit(number, fold)
+        while (agreed := self._folds.agree(call.round, ready, FOLDED)) is not None:
+            self._commit(*agreed)
+
+    def _commit(self, number: int, fold: Fold) -> None:
+        """Make the commit of a fold, once, whoever makes it."""
+        log, call = self._log, self._call
+        failed: list[pa.Table] = []
+        key = f"job/{call.session}/{number}"
+        log.catch_up()
+        found = log.find(key)
+        if found is None:
+            late, chunks, forgotten = self._packed(fold, failed)
+            if late.num_rows or call.job is not None:
+                rows, file = notes.placed(log.storage, call.session, late, chunks, *self._stamp)
+                adds = partial(_addition, rows, forgotten, {"chunks": file})
+                found = log.commit(key, Change("late", adds, [self._not_ended], session=call.session))
+        elif self._folds is not None:
+            failed = [one.failed for one in call.read(fold.numbers) if one.index.failed]
+        if found is None:
+            return
+        rows, gone = (found.added.get(name, 0) for name in ("rows", "forgotten"))
+        add("archive.job.rows.committed", rows)
+        gauge("archive.job.rows.ready", 0)
+        if gone:
+            logger.info("%d steps were forgotten meanwhile: their results are left out", gone)
+        if self._folds is not None:
+            table = tables.concat("failed", failed)
+            self._folds.note_made(number, FoldCommit(fold.round, found.number, rows, gone, table.num_rows), table)
+
+    def _not_ended(self, parent: Commit) -> None:
+        """Require that the round is not cancelled or replaced, as of each commit that this one would follow. What
+        replaces it commits after its end only, and so comes after this one, or this one is refused."""
+        if self._call.job is not None and self._call.round is not None:
+            self._call.job.check_going(self._call.round)
+
+    def _packed(self, fold: Fold, failed: list[pa.Table]) -> tuple[pa.Table, pa.Table, int]:
+        """Rows of the late table and of the chunk table for the results of a fold: small columns of many batches are
+        packed into shards, without those of steps that are forgotten by now; the number of these."""
+        placed: list[tuple[pa.Table, pa.Table]] = []
+        forgotten = [0]
+        snapshot = None if self._log.head.let_go is None else Snapshot(self._log.storage, self._log.head)
+
+        def small() -> Iterator[LateRows]:
+            for one, held in self._results(fold):
+                if one.index.failed:
+                    failed.append(one.failed)
+                if one.has("chunks.parquet"):
+                    placed.append((one.table("late"), one.table("chunks")))
+                for columns in held:
+                    kept = columns.where(_there(columns.rows, snapshot))
+                    forgotten.append(steps_of(columns.rows) - steps_of(kept.rows))
+                    yield kept
+
+        storage = self._log.storage
+        own = lateshards.write(storage, self._call.session, notes.layout_of(storage), small())
+        every = zip(own, *placed, strict=True)
+        late, chunks = (tables.concat(kind, some) for kind, some in zip(("late", "chunks"), every, strict=True))
+        kinds = distinct(late["schema"])
+        if self._call.job is None and len(kinds) > 1:  # of several workers, which did not know of each other
+            first, other = (kind_of(loads(kind).fields) for kind in kinds[:2])
+            raise FieldError(f"the function gave {first} for some episodes, and {other} for others{SAME}")
+        return late, chunks, sum(forgotten)
+
+    def _results(self, fold: Fold) -> Iterator[tuple[Receipt, list[LateRows]]]:
+        """The results of a fold, each with the columns that are within it; a few are in memory."""
+        wanted = fold.numbers
+        for at in range(0, len(wanted), _READ_AT_ONCE):
+            results = [*self._call.read(wanted[at : at + _READ_AT_ONCE])]
+            for one in results if self._call.round is not None else ():
+                _check(one, self._call)
+            held = [list(_held(one, self._of(one))) for one in results]
+            if self._call.round is not None:
+                late = [one.table("late") for one in results] + [one.rows for some in held for one in some]
+                self._check_steps(results, tables.concat("late", late))
+            yield from zip(results, held, strict=True)
+
+    def _of(self, receipt: Receipt) -> Episodes:
+        """The episodes of its batch."""
+        return chosen(self._source, self._call.plan.batch(receipt.index.batch - self._call.first))
+
+    def _check_steps(self, results: Sequence[Receipt], late: pa.Table) -> None:
+        """CorruptStateError unless results have each step of their episodes once, but for the episodes at which the
+        function failed. late: their rows of the late table."""
+        import pyarrow as pa
+
+        items = [item for one in results for item in self._call.plan.batch(one.index.batch - self._call.first)]
+        some = chosen(self._source, items)
+        spans = some.step_spans()
+        taken = some.reader.snapshot.take(spans.rows, STRETCH)
+        begins, counts = numbers(taken["position"]) + spans.lo, spans.hi - spans.lo
+        met = overlaps(late, pa.table({**{name: taken[name] for name in STREAM}, "position": begins, "length": counts}))
+        found = sums(np.bincount(met.stream, met.length, len(spans.rows)).astype(np.int64), spans.offsets)
+        lack = some.pick(np.flatnonzero(found < spans.lengths())).columns(["episode_id"])["episode_id"].to_pylist()
+        failed = {name for one in results for name in one.failed["episode_id"].to_pylist()}
+        once = int(met.union().length.sum()) == int(met.length.sum()) == steps_of(late)
+        if not once or not failed.issuperset(lack):
+            wrong = "lack steps of their episodes" if once else "have steps twice, or of others"
+            raise CorruptStateError(
+                f"results {results[0].index.batch} to {results[-1].index.batch} of job {self._call.store.job!r}, the "
+                f"first of which is {results[0].where}, {wrong}: they are damaged, or not its own, and nothing of them "
+                f"was committed; {results[0].damage}"
+            )
+
+
+def steps_of(late: pa.Table) -> int:
+    """The number of steps that rows of the late table are of."""
+    return int(numbers(late["length"]).sum())
+
+
+def _check(receipt: Receipt, call: JobCall) -> None:
+    """CorruptStateError unless this is a result of a call's round: with large columns in shards of its session alone,
+    and with what its index says."""
+    import pyarrow.compute as pc
+
+    index, late = receipt.index, receipt.table("late")
+    items = len(call.plan.batch(index.batch - call.first))
+    said = index.session, index.function, index.items, index.failed
+    if said != (call.session, call.store.function, items, receipt.failed.num_rows):
+        raise CorruptStateError(f"{receipt.where} is of another round, or says what it does not have; {receipt.damage}")
+    shards = {*distinct(late["shard"])}
+    strange = [key for key in shards if layout.session_of(key) != escape(call.session)]
+    if strange or shards != {*distinct(receipt.table("chunks")["shard"])} or pc.any(late["dropped"]).as_py():
+        told = f"such as {strange[0]!r:.200}" if strange else "or has no chunks of them"
+        raise CorruptStateError(f"{receipt.where} names shards that are not of its job, {told}; {receipt.damage}")
+
+
+def _held(receipt: Receipt, some: Episodes) -> Iterator[LateRows]:
+    """The columns within a receipt, of episodes of its batch."""
+    spans = some.step_spans()
+    lengths = spans.lengths()
+    for i, schema in enumerate(receipt.index.said or []):
+        form = receipt.index.arrays.get(str(i))
+        which = receipt.values(str(i), form.shape[0] if form is not None and form.shape else -1)
+        if which.dtype != np.int64 or which.ndim != 1 or len(np.unique(which)) < len(which) or (
+            len(which) and not 0 <= which.min() <= which.max() < len(some)
+        ):  # fmt: skip
+            raise CorruptStateError(f"{receipt.where} names episodes that its batch has not; {receipt.damage}")
+        fields = loads(schema).fields
+        arrays = {spec.name: receipt.values(f"{i}/{spec.name}", int(lengths[which].sum())) for spec in fields}
+        for spec in fields:
+            dtypes.check_stored(arrays[spec.name], spec.dtype)
+        yield Gathered(schema, which, arrays).of(some.reader.snapshot, spans)
+
+
+def _there(late: pa.Table, snapshot: Snapshot | None) -> Bools:
+    """A mask of the rows of the late table whose steps are there. snapshot: None if nothing was ever forgotten."""
+    there = np.full(late.num_rows, snapshot is None)
+    if snapshot is not None:
+        there[overlaps(late, snapshot.columns(STRETCH))["late"]] = True
+    return there
+
+
+def _addition(late: pa.Table, forgotten: int, says: Mapping[str, Any], parent: Commit, attempt: Attempt) -> Addition:
+    """Rows of the late table without those whose steps were forgotten, as of a commit. forgotten: steps left out
+    before."""
+    kept = late.filter(arrow(_there(late, None if parent.let_go is None else Snapshot(attempt.storage, parent))))
+    rows = steps_of(kept)
+    return {"late": kept}, {**says, "added": {"rows": rows, "forgotten": forgotten + steps_of(late) - rows}}
