@@ -17,9 +17,9 @@ import pytest
 from tests.support.places import ROOT
 
 FIGURES = {
-    "modules": 300,
-    "lines of the engine": 46_667,
-    "modules that serve one sibling": 23,
+    "modules": 302,
+    "lines of the engine": 46_975,
+    "modules that serve one sibling": 24,
     "modules named ...ing": 11,
     "records and protocols of the engine": 222,
     "class names with two meanings": 6,

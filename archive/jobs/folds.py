@@ -72,8 +72,6 @@ class ColumnFolds:
         if call.job is None or call.round is None or self._folds is None:
             self._commit(0, Fold(0, ((0, call.batches),)) if call.batches else Fold(0, ()))
             return
-        if not call.job.check_going(call.round):
-            return
         ready = self._folds.ready(call.round, call.results)
         for number, fold in self._folds.without_commit(call.round):
             if call.results.issuperset(fold.numbers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -178,8 +179,14 @@ class JobCall:
                 tell(len(self.results), self.batches)
                 if self.job is not None and told.due():
                     logger.info("job %r: %d of %d batches", self.job.name, len(self.results), self.batches)
-                if self.job is not None and self.round is not None and checked.due():
-                    self.job.check_going(self.round)
+                if checked.due() and self._is_finished:  # its results may be pruned by now: none is made again
+                    self.results = {*range(self.first, self.first + self.batches)}
+                    return
+
+    @property
+    def _is_finished(self) -> bool:
+        """True if another driver has finished the round."""
+        return self.job is not None and self.round is not None and not self.job.check_going(self.round)
 
     def _bar(self, progress: Progress | bool | None, *, alone: bool) -> AbstractContextManager[Advance]:
         """A function that is told how many batches are done: the caller's, or one that draws a bar."""
@@ -224,8 +231,8 @@ def _through(crew: Workers, batches: Iterator[tuple[int, Items]], look: Callable
     again, deaths, idle = deque[tuple[int, Items]](), Counter[int](), Wait(None, LOOK_S)
     while True:
         room = crew.room
-        if again or any(deaths[number] for number, _ in under_way.values()):
-            room = min(room, int(not under_way))  # a batch that may end workers is run alone: no other is blamed
+        if any(deaths[number] == _DEATHS - 1 for number, _ in (*again, *under_way.values())):
+            room = min(room, int(not under_way))  # the last time a batch is run alone: no other is blamed
         for _ in range(room):
             if (batch := again.popleft() if again else next(batches, None)) is None:
                 break
@@ -239,7 +246,10 @@ def _through(crew: Workers, batches: Iterator[tuple[int, Items]], look: Callable
                 logger.warning("a job waits for %d workers to begin", crew.pending)
         gauge("archive.job.workers", crew.active, state="active")
         gauge("archive.job.workers", crew.pending, state="pending")
-        ended, _ = wait([*under_way, *crew.coming], LOOK_S, FIRST_COMPLETED)
+        awaited = [*under_way, *crew.coming]
+        ended, _ = wait(awaited, LOOK_S, FIRST_COMPLETED)
+        if not awaited:  # actors are asked again a little later
+            time.sleep(LOOK_S / 10)
         for future in [one for one in under_way if one in ended]:
             number, items = under_way.pop(future)
             try:

@@ -11,7 +11,7 @@ import pytest
 
 import archive
 from archive.base.records import MAX_SMALL_BYTES
-from archive.jobs import columns, cost, estimate
+from archive.jobs import cost, estimate, folds
 
 STEPS, EPISODES = 5, 4
 
@@ -46,7 +46,7 @@ def counted(arc: archive.Archive, wide: int) -> dict[str, int]:
 def test_a_real_job_sends_these_requests(
     shards: int, commits: int, width: int, wide: int, folded: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (columns, cost):
+    for module in (cost, folds):
         monkeypatch.setattr(module, "FOLDED", folded)
     arc = filled(f"memory://cost/{shards}-{commits}-{width}-{wide}-{folded}", shards, commits, width)
     made = STEPS * EPISODES * 8
