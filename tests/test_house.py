@@ -17,14 +17,14 @@ import pytest
 from tests.support.places import ROOT
 
 FIGURES = {
-    "modules": 302,
-    "lines of the engine": 46_975,
+    "modules": 303,
+    "lines of the engine": 47_027,
     "modules that serve one sibling": 24,
-    "modules named ...ing": 11,
+    "modules named ...ing": 12,
     "records and protocols of the engine": 222,
     "class names with two meanings": 6,
     "docstrings that begin with a relative word": 7,
-    "files with searchsorted": 6,
+    "files with searchsorted": 7,
     "places that append to the log": 0,
 }
 MARGIN = 0.02  # of a figure: so far below it a count may be before the figure must follow

@@ -128,7 +128,13 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
 }
 EAGER: dict[str, tuple[str, ...]] = {
     "gymnasium": ("archive.adapters.rllib",),
-    "ray": ("archive.adapters.rllib", "archive.ray.blocks", "archive.ray.sink", "archive.ray.source"),
+    "ray": (
+        "archive.adapters.rllib",
+        "archive.ray.blocks",
+        "archive.ray.reading",
+        "archive.ray.sink",
+        "archive.ray.source",
+    ),
     "cloudpickle": ("archive.jobs",),
     "numpy": EVERYWHERE,
     "numcodecs": ("archive.shard.codecs",),

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from ray.data.block import BlockAccessor
 from ray.data.datasource import Datasink
+from ray.data.datasource.datasink import WriteResult
 from ray.data.extensions import ArrowVariableShapedTensorType
 
 from archive import Archive, Commit
@@ -28,7 +29,8 @@ from archive.fields import Path, Ragged, Schema, to_path, unflatten
 from archive.index import COLUMNS, METADATA_COLUMN
 from archive.log import Change, CommitLog, Place, new_session
 from archive.ray.blocks import AFTER
-from archive.ray.source import ALIASES, OWN, check_shared
+from archive.ray.reading import ALIASES, OWN
+from archive.ray.source import check_shared
 from archive.shard import SHARD_BYTES
 from archive.store import Storage
 from archive.tables import MOST_RANKS
@@ -186,6 +188,8 @@ class Episode(NamedTuple):
 
 def _episodes(columns: Columns, table: pa.Table) -> Iterable[Episode]:
     """The episodes of a block."""
+    if not table.num_rows:  # it may have no columns either
+        return
     if GROUP in table.column_names:
         for data in table[GROUP]:
             yield _grouped(columns, data.as_py())
@@ -280,7 +284,7 @@ class ArchiveDatasink(Datasink):  # type: ignore[misc]
 
     def on_write_complete(self, write_result: Any) -> Any:
         """Commit the rows that tasks handed back, all of them at once."""
-        rows = RankRows.joined([one for one in _returned(write_result) if one is not None])
+        rows = RankRows.joined(write_result.write_returns)
         assert self._archive is not None
         if rows.size:
             log = CommitLog(self._storage, self._archive.id, self._archive.head)
@@ -291,14 +295,6 @@ class ArchiveDatasink(Datasink):  # type: ignore[misc]
 
     def on_write_failed(self, error: Exception) -> None:
         logger.warning("nothing of the dataset was committed at %s: %s", self._storage.url, error)
-
-
-def _returned(result: Any) -> list[Any]:
-    """What the tasks handed back; some Rays give their blocks."""
-    if hasattr(result, "write_returns"):
-        return list(result.write_returns)
-    names = ("write_return", "write_result")
-    return [value for block in result for name in names if name in block for value in block[name]]
 
 
 def _metadata(given: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -313,6 +309,10 @@ def write(
     storage_options: Mapping[str, Any] | None, concurrency: int | None, ray_remote_args: Any,
 ) -> Commit:  # fmt: skip
     """Write a dataset as one commit; see `archive.ray.write`."""
+    if "write_returns" not in WriteResult.__dataclass_fields__:
+        raise UsageError(
+            "archive.ray.write needs Ray 2.41 or newer: in earlier ones, tasks that write hand back nothing"
+        )
     if not isinstance(url, Archive):
         check_shared(Storage.connect(url, storage_options))
     arc = url if isinstance(url, Archive) else open_archive(url, create=True, storage_options=storage_options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -277,7 +278,11 @@ def test_tasks_are_small_and_each_has_whole_shards(tmp_path: Path) -> None:
     tasks = made.get_read_tasks(5)
     assert [task.metadata.num_rows for task in tasks] == [20_000] * 5
     assert max(len(cloudpickle.dumps(task)) for task in tasks) < 10_000
-    some = made._episodes[np.random.default_rng(0).permutation(100_000)[:20_000]]
+    assert len(cloudpickle.dumps(made)) < 20_000
+    assert (
+        sum(task.metadata.num_rows for task in cloudpickle.loads(cloudpickle.dumps(made)).get_read_tasks(3)) == 100_000
+    )
+    some = arc.episodes[np.random.default_rng(0).permutation(100_000)[:20_000]]
     (scattered,) = source.ArchiveDatasource(some, made._reading).get_read_tasks(1)
     assert len(cloudpickle.dumps(scattered)) < 100_000
 
@@ -313,6 +318,13 @@ def test_a_field_of_two_kinds_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FieldError, match=r"field 'x' is .* in some episodes"):
         archive.ray.read(arc.refresh())
     assert archive.ray.read(arc, ["y"], unit="step").count() == 6
+
+
+def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray.data", None)
+    for call in (archive.ray.register, lambda: archive.ray.read("a"), lambda: archive.ray.write(None, "a")):
+        with pytest.raises(archive.errors.MissingPackageError, match=r"pip install 'trajectory-archive\[ray\]'"):
+            call()
 
 
 def test_two_urls_are_refused(arc: archive.Archive) -> None:

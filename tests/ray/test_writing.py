@@ -48,8 +48,9 @@ def same_episodes(ours: archive.Archive, theirs: archive.Archive) -> None:
             ray_rows.same(one, other)
 
 
-@pytest.mark.parametrize("store", ["local", "moto", "seaweedfs"])
-@pytest.mark.parametrize("unit", ["episode", "step"])
+@pytest.mark.parametrize(
+    ("store", "unit"), [("local", "episode"), ("local", "step"), ("moto", "episode"), ("seaweedfs", "step")]
+)
 def test_round_trip_bit_for_bit(request: pytest.FixtureRequest, tmp_path: Path, store: str, unit: str) -> None:
     there = make_backend(request, store, tmp_path)
     source = ray_rows.made(f"{there.url}/from", LENGTHS, commits=2, storage_options=there.storage_options)
@@ -183,24 +184,16 @@ def test_a_failing_task_commits_nothing(tmp_path: Path) -> None:
     assert arc.refresh().head.number == 0
 
 
-def test_an_old_ray_gives_no_schema_and_blocks_for_results(tmp_path: Path) -> None:
-    import pandas as pd
-    from ray.data import Dataset
+def test_a_sink_begins_with_and_without_a_schema(tmp_path: Path) -> None:
+    import pyarrow as pa
 
     from archive.ray import sink
 
-    arc = archive.create(str(tmp_path / "a"))
-    made = sink_of(arc, sink.ArchiveDatasink)
+    made = sink_of(archive.create(str(tmp_path / "a")), sink.ArchiveDatasink)
     made.on_write_start()
-    (block,) = [list(one) for one in [dataset(["a", "b"], 1).iter_batches(batch_format="pyarrow")]]
-
-    class Context:
-        task_idx = 0
-
-    rows = made.write(block, Context())
-    made.on_write_complete([pd.DataFrame({"write_result": [rows]})])
-    assert {ep.id for ep in arc.refresh().episodes} == {"a", "b"}
-    assert Dataset is not None
+    made.on_write_start(pa.schema([("episode_id", pa.string()), ("x", pa.list_(pa.int64()))]))
+    with pytest.raises(UsageError, match="no column 'episode_id'"):
+        made.on_write_start(pa.schema([("x", pa.list_(pa.int64()))]))
 
 
 def test_nothing_to_write_is_no_commit(tmp_path: Path) -> None:
