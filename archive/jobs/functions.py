@@ -73,7 +73,11 @@ def _of_class(what: type, seen: set[int]) -> Iterator[str]:
     try:
         yield inspect.getsource(what)
     except (OSError, TypeError):  # typed at a prompt
-        yield from _all((one for _, one in sorted(vars(what).items()) if isinstance(one, FunctionType)), seen)
+        for name, one in sorted(vars(what).items()):
+            if isinstance(one, FunctionType):
+                yield from _texts(one, seen)
+            elif not name.startswith("__"):
+                yield f"{name} = {_plain(one)}"
     yield from _all((one for one in what.__bases__ if one.__module__ == what.__module__), seen)
 
 

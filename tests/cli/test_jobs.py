@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import archive
+from archive.base import one_line
 from archive.cli import maintain
 from tests.support.commands import HOSTILE, call, document, printed
 
@@ -63,7 +64,7 @@ def test_a_job_is_shown_with_the_episodes_that_failed(url: Path) -> None:
     assert re.search(r"e3 +ValueError: x", text)
     assert "1 more: -n 0 shows all" in printed("jobs", url, "score-v2", "-n", 1)
     told = document("jobs", url, "score-v2")
-    assert told["failures"] == dict.fromkeys(("e3", "e5"), f"ValueError: {HOSTILE}")
+    assert told["failures"] == dict.fromkeys(("e3", "e5"), f"ValueError: {one_line(HOSTILE)}")
     archive.open(url).prune("0s", force=True, dry_run=False)
     assert "a prune has deleted the list" in printed("jobs", url, "score-v2")
     assert document("jobs", url, "score-v2")["failures"] is None

@@ -13,6 +13,7 @@ import pytest
 
 import archive
 from archive.errors import ExpiredError, FieldError, JobError, NotFoundError, UsageError
+from archive.jobs import functions
 
 STEPS = 5
 
@@ -183,6 +184,23 @@ def test_live_steps_of_a_checkpoint(tmp_path: Path) -> None:
     assert again is not None
     again.episodes.map(fragile, ["reward"], ["twice"], job="live", batch_size=1)
     assert [steps["twice"][0] for _, steps in again.episodes.stream(["twice"])] == [10, 20, 40]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def fn(s): return {FACTOR} * s",
+        "class fn:\n  def __call__(self, s): return {FACTOR} * s",
+        "class fn:\n  factor = {FACTOR}\n  def __call__(self, s): return self.factor * s",
+    ],
+)
+def test_what_is_typed_at_a_prompt_is_told_apart_by_what_it_does(text: str) -> None:
+    found = []
+    for factor in (2, 2, 3):
+        names: dict[str, Any] = {"__name__": "__main__"}
+        exec(compile(text.replace("{FACTOR}", str(factor)), "<stdin>", "exec"), names)
+        found.append(functions.digest(names["fn"]))
+    assert found[0] == found[1] != found[2]
 
 
 # -- beside others -----------------------------------------------------------------------------------------------------
