@@ -18,7 +18,6 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
 from ray.rllib.execution.segment_tree import SegmentTree
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
-from ray.rllib.utils.metrics.stats import StatsBase
 from ray.rllib.utils.replay_buffers import (
     EpisodeReplayBuffer,
     MultiAgentEpisodeReplayBuffer,
@@ -226,7 +225,7 @@ def check_same(a: Any, b: Any, at: str = "") -> None:
         check_same(a.bit_generator.state, b.bit_generator.state, f"{at}.rng")
     elif isinstance(a, MetricsLogger):
         check_same(a.stats, b.stats, f"{at}.metrics")
-    elif isinstance(a, StatsBase):
+    elif hasattr(a, "stats_cls_identifier"):
         check_same(a.get_state(), b.get_state(), at)
     elif isinstance(a, float):
         assert np.float64(a).tobytes() == np.float64(b).tobytes(), f"{at}: {a} and {b}"

@@ -17,11 +17,11 @@ w.close()
 | of RLlib's buffer | in the archive |
 |---|---|
 | an episode, done or not | an episode; one that has grown is written again, as a new revision |
-| observations and infos, T + 1 | fields `obs`, `infos` (JSON), a row more than there are steps |
+| observations and infos, T + 1 | fields `obs`, `infos` (JSON, if any is not empty), a row more than there are steps |
 | actions, rewards, extra model outputs | fields `actions`, `rewards`, `extra_model_outputs/...`, a row a step |
 | rows of before the episode's first step | fields below `lookback` |
 | what agents of a multi-agent episode have | fields below `agents/<agent>`; `agent_t`, its own step at each env step |
-| ids, modules, spaces, types of list items, custom data, actions without an answer yet | metadata of the episode |
+| ids, modules, spaces, types of items, custom data, actions without an answer yet | metadata; `metadata.rllib.id` |
 | order of the episodes (first in, first out) | attribute `order` |
 | order of the steps that are drawn from | column `sample`, for agents `sample/<agent>` |
 | priorities and their leaves | columns `priority`, `priority_type`, `node`, likewise |
@@ -32,8 +32,9 @@ Same learners and same capacity: the buffer is the same, bit for bit, and draws 
 gets which episodes, whole; each priority stays with its step, in trees that are made anew; the oldest come first, so
 that the newest of all learners are of the same age. What was counted over the lifetime goes to the first learner, but
 for the steps that others hold; metrics and random generators begin anew. Open episodes stay open: RLlib never draws
-from one into another. What does not fit is an error, unless `plan(capacity=)` drops the oldest. RLlib only adds to
-episodes: what is changed within one that the writer has is not looked for.
+from one into another. Where two learners had the same episode, the id of the second one gets a number, `#2`. What does
+not fit is an error, unless `plan(capacity=)` drops the oldest. RLlib only adds to episodes: what is changed within one
+that the writer has is not looked for.
 """
 
 from __future__ import annotations

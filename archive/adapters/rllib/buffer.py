@@ -21,7 +21,7 @@ from archive.adapters.rllib import contents
 from archive.adapters.rllib.contents import columns_of, packed, starts_of
 from archive.adapters.rllib.episodes import MULTI, SINGLE, SYSTEM, decode, encode, kind_of, mark_of
 from archive.arrays import spans
-from archive.base import DuplicateEpisodeError, UpgradeError, UsageError
+from archive.base import UpgradeError, UsageError
 from archive.checkpoint import Pending
 from archive.write import Buffer
 
@@ -190,6 +190,7 @@ class RLlibBuffer(LiveBuffer):
             held = self._read(part, states, where)
             own = states.get(share.rank) if share.plan.is_identity else None
             own = own if own and own["capacity"] == self.buffer.capacity else None
+            renamed = _with_ids_of_their_own([one.episode for one in held])
             found = contents.Contents(self.buffer, [one.episode for one in held], states, own, share.rank, where)
             starts = starts_of([one.episode for one in sorted(held, key=lambda one: one.place)])
             lengths = np.array([len(one.episode) for one in held], np.int64)
@@ -201,7 +202,7 @@ class RLlibBuffer(LiveBuffer):
             for number, one in enumerate(held, values["_num_episodes_evicted"])
         }
         notes = () if own else ("dealt out anew: the random generator and the metrics begin anew",)
-        return _Ready(part, values, items, Report(len(held), int(lengths.sum()), notes=notes))
+        return _Ready(part, values, items, Report(len(held), int(lengths.sum()), {"renamed": renamed}, notes))
 
     def _check(self, states: Mapping[int, Any], where: str) -> None:
         """Refuse what another kind of buffer, or a later version, saved."""
@@ -244,20 +245,31 @@ class RLlibBuffer(LiveBuffer):
         return ready.report
 
 
+def _with_ids_of_their_own(episodes: list[Any]) -> int:
+    """Give an episode whose id another has, of another learner, one of its own; the number of these."""
+    known: set[str] = set()
+    count = 0
+    for episode in episodes:
+        name, number = episode.id_, 1
+        while episode.id_ in known:
+            number += 1
+            episode.id_ = f"{name}#{number}"
+        known.add(episode.id_)
+        if number > 1:
+            count += 1
+            for agent in getattr(episode, "agent_episodes", {}).values():
+                agent.multi_agent_episode_id = episode.id_
+    return count
+
+
 def _added(part: Buffer, episode: Any, before: str | None) -> str:
-    """Add an episode to the archive; its id there, which is RLlib's where that is free. before: of an earlier revision,
-    which had less of it."""
+    """Add an episode to the archive; its id there, a new one: learners may have the same episodes. before: that of an
+    earlier revision, which had less of it."""
     one = encode(episode)
-    add = partial(
-        part.add_episode, one.fields, metadata=one.metadata, schema=one.schema, first=one.first, last=one.last,
-        terminated=one.terminated, truncated=one.truncated,
+    return part.add_episode(
+        one.fields, metadata=one.metadata, schema=one.schema, first=one.first, last=one.last,
+        terminated=one.terminated, truncated=one.truncated, episode_id=before, replace=before is not None,
     )  # fmt: skip
-    if before is not None:
-        return add(episode_id=before, replace=True)
-    try:
-        return add(episode_id=str(episode.id_))
-    except DuplicateEpisodeError:  # its beginning was evicted, or somebody else has archived it
-        return add()
 
 
 # -- a buffer that is followed -------------------------------------------------------------------------------------

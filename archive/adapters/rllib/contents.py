@@ -228,8 +228,6 @@ class Contents:
         own, episodes = self._own, self._episodes
         evicted = own["evicted"] if own else self._total("evicted")
         names = [episode.id_ for episode in episodes]
-        if len(set(names)) < len(names):
-            raise UsageError(f"{self._where}: two of its episodes have the same id, which one buffer cannot hold")
         if own and order != list(range(evicted, evicted + len(order))):
             raise CorruptStateError(f"{self._where}: episodes are missing; restore another checkpoint")
         if not own and sum(map(len, episodes)) > self._buffer.capacity and len(episodes) > 1:

@@ -28,10 +28,9 @@ FORMAT = 1
 SINGLE, MULTI = "single", "multi"
 _INFOS = "infos"
 _SKIPPED = -1  # where an agent has no observation at an env step
-_TIMES = ("_start_time", "_last_step_time")
-_ENDS = ("is_terminated", "is_truncated")
-_OF_AGENT = ("id_", "agent_id", "module_id", "multi_agent_episode_id", *_ENDS, "t_started", "t")
-_OF_AGENTS = ("id_", "env_t_started", "env_t", *_ENDS, "_len_lookback_buffers")
+_ALL = ("id_", "is_terminated", "is_truncated", "_start_time", "_last_step_time", "_custom_data")
+_OF_AGENT = (*_ALL, "agent_id", "module_id", "multi_agent_episode_id", "t_started", "t")
+_OF_AGENTS = (*_ALL, "env_t_started", "env_t", "_len_lookback_buffers", "_agent_to_module_mapping")
 _HANGING = {  # what agents did, or were given, whose next observation is not there yet: with the kind of dict
     "agent_t_started": int,
     "_hanging_actions_end": None,
@@ -136,12 +135,13 @@ class _Writing:
         buffers = []
         for name, values in _columns(episode):
             axis = "free" if prefix else "offset" if name in (("obs",), (_INFOS,)) else "step"
-            buffers.append((name, self._buffer((*prefix, *name), values, axis)))
+            rows = episode.observations.len_incl_lookback()
+            buffers.append((name, self._buffer((*prefix, *name), values, axis, rows)))
         if len(episode) != len(episode.rewards):
             raise FieldError(f"{self._where} says that it has {len(episode)} steps, and has {len(episode.rewards)}")
-        about = {name: getattr(episode, name) for name in (*_OF_AGENT, *_TIMES)}
+        about = _attributes(episode, _OF_AGENT)
         spaces = self._space(episode.observation_space), self._space(episode.action_space)
-        return about | {"spaces": spaces, "custom_data": getattr(episode, "custom_data", {}), "buffers": buffers}
+        return about | {"spaces": spaces, "buffers": buffers}
 
     def several(self, episode: Any) -> dict[str, Any]:
         """Add the fields of an episode of several agents; what else is known of it."""
@@ -156,21 +156,17 @@ class _Writing:
             self._put((*_below(agent), "agent_t"), np.array(known, np.int64), "free")
             steps.append((agent, at.lookback))
         spaces = [self._of_agents(one) for one in (episode.observation_space, episode.action_space)]
-        about = {name: getattr(episode, name) for name in (*_OF_AGENTS, *_TIMES)}
-        about |= {name: dict(getattr(episode, name)) for name in ("_agent_to_module_mapping", *_HANGING)}
-        return about | {
-            "spaces": spaces,
-            "custom_data": getattr(episode, "custom_data", {}),
-            "agents": agents,
-            "steps": steps,
-        }
+        about = _attributes(episode, _OF_AGENTS) | {name: dict(getattr(episode, name)) for name in _HANGING}
+        return about | {"spaces": spaces, "agents": agents, "steps": steps}
 
-    def _buffer(self, path: Path, values: Any, axis: str) -> dict[str, Any]:
-        """Add the rows of a buffer; its form."""
+    def _buffer(self, path: Path, values: Any, axis: str, rows: int) -> dict[str, Any]:
+        """Add the rows of a buffer; its form. rows: those of the observations."""
         about = {"lookback": values.lookback, "finalized": values.finalized, "space": self._space(values.space)}
         if not values.len_incl_lookback():
             return about | {"data": values.data}
         if path[-1] == _INFOS and not values.finalized:
+            if len(values.data) == rows and all(info == {} for info in values.data):
+                return about | {"empty": True}
             self._rows(path, values.data, values.lookback, axis, json=True)
             return about | {"casts": casts_of(values.data)}
         arrays, form = arrays_of(values.data, f"{self._where}, {'/'.join(path)!r}")
@@ -216,23 +212,20 @@ class _Reading:
         episode = SingleAgentEpisode(id_=about["id_"])
         extra = {}
         for name, known in about["buffers"]:
-            buffer = self._buffer((*prefix, *name), known)
+            buffer = self._buffer((*prefix, *name), known, episode.observations.len_incl_lookback())
             if name[0] == "extra_model_outputs":
                 extra[name[1]] = buffer
             else:
                 setattr(episode, {"obs": "observations"}.get(name[0], name[0]), buffer)
-        for name in (*_OF_AGENT, *_TIMES):
-            setattr(episode, name, about[name])
+        _set_attributes(episode, _OF_AGENT, about)
         episode.extra_model_outputs = extra
         episode._observation_space, episode._action_space = map(self._space, about["spaces"])
-        episode._custom_data = about["custom_data"]
         episode.validate()
         return episode
 
     def several(self, about: Mapping[str, Any]) -> Any:
         episode = MultiAgentEpisode(id_=about["id_"])
-        for name in (*_OF_AGENTS, *_TIMES, "_agent_to_module_mapping"):
-            setattr(episode, name, about[name])
+        _set_attributes(episode, _OF_AGENTS, about)
         for name, factory in _HANGING.items():
             setattr(episode, name, about[name] if factory is None else defaultdict(factory, about[name]))
         episode.observation_space, episode.action_space = map(self._of_agents, about["spaces"])
@@ -243,21 +236,22 @@ class _Reading:
             buffer.data = [episode.SKIP_ENV_TS_TAG if one == _SKIPPED else one for one in known]
             buffer.lookback = lookback
             episode.env_t_to_agent_t[agent] = buffer
-        episode._custom_data = about["custom_data"]
         episode.validate()
         return episode
 
-    def _buffer(self, path: Path, about: Mapping[str, Any]) -> Any:
+    def _buffer(self, path: Path, about: Mapping[str, Any], rows: int) -> Any:
         out = InfiniteLookbackBuffer()
         if "data" in about:
             out.data = about["data"]
+        elif "empty" in about:
+            out.data = [{} for _ in range(rows)]
         elif "casts" in about:
             out.data = cast([*(lookup(self._fields, ("lookback", *path)) or ()), *self._rows(path)], about["casts"])
         else:
             arrays = {}
             for names in leaf_paths(about["form"]):
-                rows, before = self._rows((*path, *names)), lookup(self._fields, ("lookback", *path, *names))
-                arrays[names] = np.array(rows) if before is None else np.concatenate([before, rows])
+                own, before = self._rows((*path, *names)), lookup(self._fields, ("lookback", *path, *names))
+                arrays[names] = np.array(own) if before is None else np.concatenate([before, own])
             out.data = items_of(arrays, about["form"])
         out.lookback, out.finalized = about["lookback"], about["finalized"]
         out.space = self._space(about["space"])
@@ -276,6 +270,17 @@ class _Reading:
         if isinstance(spaces, Mapping):
             return {agent: self._space(number) for agent, number in spaces.items()}
         return self._space(spaces)
+
+
+def _attributes(episode: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    """The attributes of these names that the episodes of this Ray have."""
+    return {name: getattr(episode, name) for name in names if hasattr(episode, name)}
+
+
+def _set_attributes(episode: Any, names: tuple[str, ...], about: Mapping[str, Any]) -> None:
+    for name in names:
+        if name in about and hasattr(episode, name):
+            setattr(episode, name, about[name])
 
 
 def _below(agent: Any) -> Path:

@@ -33,6 +33,8 @@ def arrays_of(data: Any, where: str) -> tuple[dict[Path, Array], Any]:
     runs = [(form, sum(1 for _ in some)) for form, some in itertools.groupby(forms)]
     every = {form: [(names, kind) for names, _, kind in _leaves(form)] for form, _ in runs}
     paths = [names for names, _ in every[forms[0]]]
+    if not paths:
+        raise FieldError(f"{where}: its items are nests without a value; leave them out")
     if any([names for names, _ in leaves] != paths for leaves in every.values()):
         raise FieldError(f"{where}: its items are nests of different keys; give all items of an episode the same ones")
     out = {}
@@ -48,7 +50,7 @@ def items_of(arrays: Mapping[Path, Array], form: Any) -> Any:
         return _built(form, (), lambda names, _: arrays[names])
     out: list[Any] = []
     for one, count in form:
-        if (end := len(out) + count) > min(map(len, arrays.values()), default=end):
+        if (end := len(out) + count) > min(map(len, arrays.values()), default=0):
             raise CorruptStateError(f"{end} items are to be made of fewer rows: the archive is damaged")
         columns = {names: _typed(arrays[names][len(out) : end], kind) for names, _, kind in _leaves(one)}
         out += columns[()] if isinstance(one, str) else _items(one, columns, count)

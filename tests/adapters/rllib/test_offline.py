@@ -137,7 +137,8 @@ def test_what_a_buffer_was_saved_as_is_trained_on(ordered: Any, tmp_path: Path) 
     config = of_archive("bc", tmp_path / "arc", filter={"complete": True})
     done = [one for one in buffer.episodes if one.is_done and not one.t_started]
     config.environment(observation_space=done[0].observation_space, action_space=done[0].action_space)
-    found = {one.id_: one for one in episodes_of(config)}
+    ids = {one.id: one.metadata["rllib"]["id"] for one in archive.open(str(tmp_path / "arc")).episodes}
+    found = {ids[one.id_]: one for one in episodes_of(config)}
     assert {*found} == {one.id_ for one in done}
     for one in done:
         one.to_numpy()

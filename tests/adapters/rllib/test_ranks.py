@@ -21,6 +21,7 @@ from tests.support.rllib_episodes import (
     is_prioritized,
     play,
     priorities,
+    prioritize,
 )
 
 from archive.adapters import rllib  # isort: skip (Ray is there)
@@ -124,3 +125,26 @@ def test_what_does_not_fit_is_an_error_and_only_a_plan_drops() -> None:
     whole = {episode.id_: episode for some in held for episode in some}
     for episode in one.episodes:
         check_same(whole[episode.id_], episode)
+
+
+@pytest.mark.parametrize("kind", KINDS[1::2])
+def test_learners_may_have_the_same_episodes(kind: Any) -> None:
+    world = World(kind, 3, 2)
+    episodes = Envs(1, multi=is_multi(world.buffers[0])).pieces(6)
+    for buffer in world.buffers:
+        buffer.add(episodes)
+        draw(buffer, 4)
+        prioritize(buffer, world.rng)
+    ck = world.save(1)
+    world.stop()
+    for rank, buffer in enumerate(world.buffers):
+        same = kind(capacity=40)
+        assert rllib.restore(same, ck, rank).counts["renamed"] == 0
+        check_same(contents(buffer), contents(same))
+    both = kind(capacity=400)
+    report = rllib.restore(both, resharding.plan(ck, world_size=1).share(0))
+    assert report.counts["renamed"] == len(episodes)
+    assert len(priorities(both)) == sum(len(priorities(buffer)) for buffer in world.buffers)
+    for one in world.buffers:
+        for at, priority in priorities(one).items():
+            assert priority in (priorities(both)[at], priorities(both)[f"{at[0]}#2", *at[1:]])

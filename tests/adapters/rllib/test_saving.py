@@ -81,12 +81,12 @@ def test_an_archived_episode_is_one_of_fields(monkeypatch: pytest.MonkeyPatch) -
     arc = created()
     with arc.writer() as w:
         ck = rllib.save(buffer, w, step=1).result()
-    a, b = ck.episodes["a"], ck.episodes["b"]
+    a, b = (ck.episodes.filter(where=f"metadata.rllib.id = '{name}'")[0] for name in "ab")
     found = a.read()
     assert (found["obs"].tolist(), found["actions"].tolist()) == ([0, 1, 2, 3], [0, 1, 2])
     assert found["infos"] == [{"n": i} for i in range(4)]
     assert (a.complete, b.complete, a.length) == (True, False, 3)
-    assert [one.id for one in arc.episodes.filter(where="return > 2 and terminated")] == ["a"]
+    assert [one.id for one in arc.episodes.filter(where="return > 2 and terminated")] == [a.id]
     assert b.read(["obs/x"])["obs"]["x"].dtype == np.float32
 
 
@@ -183,6 +183,7 @@ def test_values_come_back_as_they_were(data: Any) -> None:
         ([1, "a"], "types int, str do not fit one array"),
         ([2**60 + 1, 1.5], "do not fit one array"),
         ([{1: 2}], "no str"),
+        ([{}, {}], "nests without a value"),
     ],
 )
 def test_values_that_cannot_be_kept_are_named(data: Any, match: str) -> None:
