@@ -16,8 +16,8 @@ from ray.data.block import BlockAccessor
 
 from archive import Episodes
 from archive.arrays import Ints
-from archive.base import escape_path
-from archive.fields import FieldSpec, Path, dtypes, flatten, lookup, unflatten
+from archive.base import escape_path, show
+from archive.fields import FieldSpec, dtypes, flatten, lookup, unflatten
 from archive.ray import blocks
 from archive.ray.blocks import Frame, Unit
 from archive.read import Destination, Selection, derivations, sizes
@@ -146,7 +146,7 @@ class Reading:
             if spec.name in plain:
                 given = blocks.whole(plain[spec.name], frame.lengths)
             else:
-                given = blocks.held(spec, [_leaf(nest, spec.path) for nest in nests])
+                given = blocks.held(spec, [self._leaf(nest, field) for nest in nests])
             made |= blocks.columns(spec, given, frame, self.unit, partial=field.partial)
         made = made if self.wanted is None else {name: made[name] for name in self.wanted if name in made}
         return _table(made, len(frame.episode))
@@ -168,6 +168,19 @@ class Reading:
         }
         into = Destination(unflatten({self.fields[name].spec.path: array for name, array in plain.items()}))
         return plain, episodes.reader.read(episodes.spans(), selection, tails, into if plain else None)
+
+    def _leaf(self, nest: dict[str, Any], field: Field) -> Any:
+        """The leaf of a field; None where there is no such field. A stand-in is of the field's dtype, though none of
+        those that were read with it has the field."""
+        spec, found = field.spec, lookup(nest, field.spec.path)
+        if isinstance(found, dict):
+            return None
+        if field.everywhere or field.partial or not isinstance(found, np.ndarray) or spec.scalar:
+            return found
+        if spec.dtype in ("str", "json"):
+            return found if spec.dtype == "str" and found.dtype.kind in "OU" else found.tolist()
+        is_same = (found.dtype, found.shape[1:]) == (dtypes.to_numpy(spec.dtype), spec.shape)
+        return found if is_same else Selection(missing=self.missing).filled_as(spec, show(spec.path), len(found))
 
     def _computed(self, nests: Sequence[dict[str, Any]]) -> list[Field]:
         """The derived fields, as they came out."""
@@ -201,12 +214,6 @@ def plain_table(episodes: Episodes, names: Sequence[str]) -> pa.Table:
 
 def _table(columns: Mapping[str, Any], rows: int) -> pa.Table:
     return pa.table(dict(columns) or {STUB: pa.nulls(rows)})
-
-
-def _leaf(nest: dict[str, Any], path: Path) -> Any:
-    """The leaf at a path; None where there is no such field."""
-    found = lookup(nest, path)
-    return None if isinstance(found, dict) else found
 
 
 def _within(name: str, derivation: Any) -> bool:

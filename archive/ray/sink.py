@@ -206,8 +206,10 @@ def _episodes(columns: Columns, table: pa.Table) -> Iterable[Episode]:
 
 
 def _fact(value: Any) -> Any:
-    """A value of the episode, or one a step."""
-    return array_of(value.values) if value.is_valid and hasattr(value, "values") else value.as_py()
+    """A value of the episode, also as a list of one, or one a step."""
+    if not (value.is_valid and hasattr(value, "values")):
+        return value.as_py()
+    return value[0].as_py() if len(value) == 1 else array_of(value.values)
 
 
 def _id(columns: Columns, by_name: Mapping[str, Any], row: int) -> str | None:

@@ -303,7 +303,8 @@ def _unit(unit: str, windows: Any) -> Unit:
 def _fields(episodes: Episodes, selection: Selection) -> dict[str, Field]:
     """The fields of a selection by column; FieldError for one that is not of one kind in all episodes."""
     every = [selection.specs(schema) for schema in episodes.schemas]
-    selection.absent(episodes.schemas)
+    if every:
+        selection.absent(episodes.schemas)
     found: dict[Path, FieldSpec] = {}
     for spec in (spec for one in every for spec in one.values() if spec.axis not in NODES):
         other = found.setdefault(spec.path, spec)
