@@ -209,7 +209,7 @@ def _begun(
         return None
     annotations = chosen.reader.snapshot.annotations.head.number
     begun = JobCall.beginning(
-        log, job, ask, chosen.reader.snapshot.commit, partial(_cut, chosen, terms, batch_size, whole=False),
+        log, job, known, ask, chosen.reader.snapshot.commit, partial(_cut, chosen, terms, batch_size, whole=False),
         annotations=annotations, checkpoint=chosen.checkpoint,
     )  # fmt: skip
     return begun, frozen_episodes(log.storage, begun.round) if begun.others and begun.round else chosen

@@ -75,5 +75,5 @@ def _requests(
         "head": batches,
         "create": batches + 3 * folds + 3,  # a fold, its commit, the record of it; round, kind, end
         "put": batches * large + folds * (shards + 2) + 1,  # shards, rows and chunks of a commit; the plan
-        "list": 4 + pages + (calls - 1) * 5 * pages,  # at the beginning of a call, and at the end of the job
+        "list": 3 + pages + (calls - 1) * 5 * pages,  # at the beginning of a call, and at the end of the job
     }

@@ -276,11 +276,10 @@ class Job:
             raise CorruptStateError(f"{where} is not the plan of round {round.number} of job {self.name!r}")
         return Batches(table[column].combine_chunks(), np.append(0, np.cumsum(np.bincount(batch))))
 
-    def begin(self, plan: Batches, **about: Any) -> Begun:
-        """Begin a round with this plan. Where another call was first with it, that one's counts."""
-        there = self._look()
-        number = max(there.round, default=-1) + 1
-        before = self._newest(there).numbers.stop if there.round else 0
+    def begin(self, plan: Batches, known: KnownRound | None, **about: Any) -> Begun:
+        """Begin the round after the known one, with this plan. Where another call was first with it, that one's counts,
+        though it may have ended by now."""
+        number, before = (0, 0) if known is None else (known.record.number + 1, known.record.numbers.stop)
         batch = np.repeat(np.arange(len(plan.starts) - 1), np.diff(plan.starts))
         column = "number" if plan.items.type == "int64" else "name"
         data = tables.dumps(tables.from_columns("batches", {"batch": batch, column: plan.items}))

@@ -13,7 +13,7 @@ from typing import Any
 
 from archive.base import AccessDeniedError, JobError, UsageError, Wait, layout, logger
 from archive.index import Annotations, Snapshot
-from archive.jobs.job import Batches, Job
+from archive.jobs.job import Batches, Job, KnownRound
 from archive.jobs.receipts import Done, Items, Procedure, Receipt, Receipts, Worker
 from archive.jobs.records import FINISHED, JobRound
 from archive.jobs.workers import DiedError, Workers, check, workers
@@ -114,7 +114,7 @@ class JobCall:
         known = job.newest_round()
         if known is None or known.end is not None:
             try:
-                return cls.beginning(log, job, ask, frozen, batches, **more)
+                return cls.beginning(log, job, known, ask, frozen, batches, **more)
             except AccessDeniedError as e:
                 raise AccessDeniedError(
                     f"{e}. What a job has done is kept there: ask for the right to write to jobs/, or leave out job="
@@ -129,14 +129,15 @@ class JobCall:
 
     @classmethod
     def beginning(
-        cls, log: CommitLog, job: Job, ask: Asked, frozen: Commit, batches: Callable[[], Sequence[Any]],
-        annotations: int | None = None, **more: Any,
+        cls, log: CommitLog, job: Job, known: KnownRound | None, ask: Asked, frozen: Commit,
+        batches: Callable[[], Sequence[Any]], annotations: int | None = None, **more: Any,
     ) -> JobCall:  # fmt: skip
-        """A call that begins a round at a commit, or goes on with the one of a call that was first."""
+        """A call that begins the round after the known one at a commit, or goes on with that of a call that was
+        first."""
         made = job.begin(
-            Batches.of(batches()), kind=ask.kind, archive=log.archive_id, commit=frozen.number, session=new_session(),
-            annotations=frozen.number if annotations is None else annotations, terms=dict(ask.terms),
-            function=ask.function, **more,
+            Batches.of(batches()), known, kind=ask.kind, archive=log.archive_id, commit=frozen.number,
+            annotations=frozen.number if annotations is None else annotations, session=new_session(),
+            terms=dict(ask.terms), function=ask.function, **more,
         )  # fmt: skip
         if made.others:
             ask.check(job.name, made.record, log.storage.url)

@@ -158,6 +158,7 @@ class Processes(Workers):
     def room(self) -> int:
         for at, child in enumerate(self._children):
             if child.ended:
+                child.close()
                 self._children[at] = _Child(self._payload)
         return sum(max(0, AHEAD - len(child.under_way)) for child in self._children)
 
