@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from archive.base import UsageError, package
+from archive.base import package
 
 if TYPE_CHECKING:
     import ray.data
@@ -105,19 +105,11 @@ def write(
     is found by a prune. DuplicateEpisodeError, and nothing is committed, if an id is there already, or twice.
     """
     package("ray.data", "archive.ray", INSTALL)
-    if unit not in ("episode", "step") or (unit == "step" and episode_id is None):
-        raise UsageError(f"unit={unit!r}, episode_id={episode_id!r}: give 'episode', or 'step' with the column of ids")
-    from archive import Schema
     from archive.ray import sink
 
-    by_step = unit == "step"
-    facts = {
-        "model_weights_uuid": model_weights_uuid, "update_count": update_count, "terminated": terminated,
-        "truncated": truncated,
-    }  # fmt: skip
-    columns = sink.Columns(
-        episode_id, step if by_step else None, by_step, None if fields is None else tuple(fields), tuple(metadata),
-        {name: column for name, column in facts.items() if column is not None}, schema or Schema(),
+    columns = sink.columns(
+        unit, episode_id, step, fields, metadata, schema, model_weights_uuid=model_weights_uuid,
+        update_count=update_count, terminated=terminated, truncated=truncated,
     )  # fmt: skip
     return sink.write(
         dataset, url, columns, run=run, replace=replace, compression=compression, storage_options=storage_options,

@@ -1,6 +1,6 @@
-"""What is read of episodes: the columns of a dataset, and blocks of those rows that meet a predicate.
+"""The columns of a dataset, and blocks of those rows that meet a predicate.
 
-What the predicate names is read first, and the rest of those episodes alone that have a row left.
+The predicate's columns are read first, and the rest of those episodes alone that have a row left.
 """
 
 from __future__ import annotations

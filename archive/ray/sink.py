@@ -90,6 +90,19 @@ class Columns:
         return unflatten(out)
 
 
+def columns(
+    unit: str, episode_id: str | None, step: str | None, fields: Sequence[str] | None, metadata: Sequence[str],
+    schema: Schema | None, **facts: str | None,
+) -> Columns:  # fmt: skip
+    """The columns of a dataset; see `archive.ray.write`."""
+    by_step = unit == "step"
+    if unit not in ("episode", "step") or (by_step and episode_id is None):
+        raise UsageError(f"unit={unit!r}, episode_id={episode_id!r}: give 'episode', or 'step' with the column of ids")
+    given = {name: column for name, column in facts.items() if column is not None}
+    own, step = None if fields is None else tuple(fields), step if by_step else None
+    return Columns(episode_id, step, by_step, own, tuple(metadata), given, schema or Schema())
+
+
 def _path(name: str) -> Path:
     """The keys of a field from the name of its column: as `read` names them, or as slashes divide it."""
     try:
@@ -143,6 +156,7 @@ def values_of(column: pa.Array) -> list[Any]:
 
 def together(columns: Columns, group: pa.Table) -> pa.Table:
     """One row of the rows of an episode, in the order of its steps; UsageError for two of one step."""
+    columns.check(group.column_names)
     names = group[columns.episode_id].slice(0, 1)
     if columns.step is not None:
         order = pc.sort_indices(group, sort_keys=[(columns.step, "ascending")])
@@ -328,4 +342,4 @@ def write(
     return sink.commit or arc.refresh().head
 
 
-__all__ = ["ArchiveDatasink", "Columns", "write"]
+__all__ = ["ArchiveDatasink", "Columns", "columns", "write"]

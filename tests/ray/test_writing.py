@@ -218,6 +218,8 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a row has no 'episode_id'"):
         archive.ray.write(ray.data.from_items([{"episode_id": None, "x": [1]}, {"episode_id": "a", "x": [1]}]), url)
     rows = [{"episode_id": "a", "step": step, "x": 1} for step in (0, 1, 1)]
+    with pytest.raises(UsageError, match="no column 'judge'"):
+        archive.ray.write(ray.data.from_items(rows), url, unit="step", metadata=["judge"])
     with pytest.raises(UsageError, match="episode 'a' has step 1 twice"):
         archive.ray.write(ray.data.from_items(rows), url, unit="step")
     rows = [{"episode_id": "a", "step": step, "x": None if step else 1.5} for step in range(3)]
