@@ -419,6 +419,13 @@ class Jobs(Mapping[str, Job]):
             found.newest  # noqa: B018 (NotFoundError)
         return found
 
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and Job(self._storage, name).begun
+
+    def get(self, name: str, default: Any = None) -> Any:
+        found = Job(self._storage, name)
+        return found if found.begun else default
+
     def _named(self) -> list[Job]:
         """Jobs of these names: of some a driver died before it began the first round."""
         names = [name_of(name.rstrip("/")) for name in self._storage.list(layout.JOBS) if name.endswith("/")]

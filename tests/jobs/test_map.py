@@ -79,6 +79,7 @@ def test_it_tells_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "job bar: 20 of 20 batches" in capsys.readouterr().err
     assert "score  map   20       20  200" in str(arc.jobs)
     assert "<td>score</td>" in arc.jobs._repr_html_()
+    assert ("bar" in arc.jobs, "else" in arc.jobs, arc.jobs.get("else")) == (True, False, None)
     assert repr(arc.jobs["bar"]) == "<job 'bar', finished: 20 of 20 batches>"
 
 
