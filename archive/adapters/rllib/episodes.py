@@ -108,14 +108,14 @@ def _spaces(text: str) -> list[Any]:
     return [space_of(tree) for tree in live.from_text(text, "a space")]
 
 
-def _columns(episode: Any) -> Iterator[tuple[Path, Any]]:
+def _columns(episode: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """The buffers of an episode of one agent, by their names in the archive."""
     yield ("obs",), episode.observations
     yield (_INFOS,), episode.infos
     yield ("actions",), episode.actions
     yield ("rewards",), episode.rewards
     for key, values in episode.extra_model_outputs.items():
-        yield ("extra_model_outputs", str(key)), values
+        yield ("extra_model_outputs", key), values
 
 
 class _Writing:
@@ -136,7 +136,7 @@ class _Writing:
         for name, values in _columns(episode):
             axis = "free" if prefix else "offset" if name in (("obs",), (_INFOS,)) else "step"
             rows = episode.observations.len_incl_lookback()
-            buffers.append((name, self._buffer((*prefix, *name), values, axis, rows)))
+            buffers.append((name, self._buffer((*prefix, *map(str, name)), values, axis, rows)))
         if len(episode) != len(episode.rewards):
             raise FieldError(f"{self._where} says that it has {len(episode)} steps, and has {len(episode.rewards)}")
         about = _attributes(episode, _OF_AGENT)
@@ -181,6 +181,8 @@ class _Writing:
         self._put(path, rows, axis, json=json)
 
     def _put(self, path: Path, rows: Any, axis: str, *, json: bool = False) -> None:
+        if path in self.fields:
+            raise FieldError(f"{self._where} has two fields {'/'.join(path)!r}: give its outputs names that differ")
         self.fields[path] = rows
         self.axes[path] = axis
         self.json += [path] if json else []
@@ -212,7 +214,7 @@ class _Reading:
         episode = SingleAgentEpisode(id_=about["id_"])
         extra = {}
         for name, known in about["buffers"]:
-            buffer = self._buffer((*prefix, *name), known, episode.observations.len_incl_lookback())
+            buffer = self._buffer((*prefix, *map(str, name)), known, episode.observations.len_incl_lookback())
             if name[0] == "extra_model_outputs":
                 extra[name[1]] = buffer
             else:

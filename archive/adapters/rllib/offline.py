@@ -23,7 +23,7 @@ from archive.read import Episodes
 NAMES: Mapping[str, tuple[str, ...]] = {  # what RLlib needs: the fields that are taken for it, the first that is there
     "obs": ("obs", "observation", "observations"),
     "actions": ("actions", "action"),
-    "rewards": ("rewards", "reward"),
+    "rewards": ("rewards", "reward", "next/reward"),
     "next_obs": ("next/obs", "next/observation", "next_obs", "new_obs"),
     "extra_model_outputs": ("extra_model_outputs",),
 }

@@ -7,6 +7,7 @@ arrays by path, and a form, a tree that says what the items were.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from archive.fields import Array, Path
 
 _ARRAY = "array"
 _PYTHON: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}
+_MOST_ALIKE = 2**24  # elements that are kept as one number
 _EXACT = 2**53  # larger integers are no floats
 
 
@@ -214,12 +216,14 @@ _MADE = {
 
 def _packed(value: Any) -> Any:
     """A value of a space; an array of one number, such as the bounds of an image, as that number."""
-    if isinstance(value, np.ndarray) and value.size > 1 and (value == value.flat[0]).all():
+    if isinstance(value, np.ndarray) and 1 < value.size <= _MOST_ALIKE and (value == value.flat[0]).all():
         return ("all", value.flat[0], value.shape)
     return value
 
 
 def _unpacked(value: Any) -> Any:
     if isinstance(value, tuple) and value[:1] == ("all",):
+        if math.prod(value[2]) > _MOST_ALIKE:
+            raise CorruptStateError(f"a space has bounds of shape {value[2]}, more than any: the archive is damaged")
         return np.full(value[2], value[1])
     return value

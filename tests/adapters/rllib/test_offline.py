@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import archive
+import archive.ray
 from archive.base.errors import ArchiveError, FieldError, NotFoundError, UsageError
 from tests.support import rllib_episodes as _there
 from tests.support.backends import make_backend
@@ -75,6 +78,28 @@ def test_the_losses_are_those_of_rllibs_own_parquet(
     assert found == expected(own, algorithm)
     assert len({one["total_loss"] for one in found}) == len(found)
     assert config.input_ == [backend.url]
+
+
+def test_rllib_reads_rows_of_steps_by_itself(ordered: Any, tmp_path: Path) -> None:
+    whole, columns = made("bc", 6), []
+    with archive.create(str(tmp_path / "arc")).writer(schema=archive.Schema(next_of={"next/o": "o"})) as w:
+        for one in whole:
+            ends = np.arange(len(one["rewards"])) == len(one["rewards"]) - 1
+            fields = {"o": one["obs"][:-1], "actions": one["actions"], "rewards": one["rewards"], "terminateds": ends}
+            w.add_episode({**fields, "next": {"o": one["obs"][1:]}}, episode_id=one["id"], terminated=True)
+            rows = {"o": list(fields["o"]), "next/o": list(one["obs"][1:]), "episode_id": [one["id"]] * len(ends)}
+            columns.append(pa.table({**rows, **{name: fields[name] for name in ("actions", "rewards", "terminateds")}}))
+    pq.write_table(pa.concat_tables(columns), tmp_path / "rows.parquet")
+    archive.ray.register()
+    schema, found = {"obs": "o", "new_obs": "next/o", "eps_id": "episode_id"}, []
+    for method, path, given in (("archive", "arc", {"unit": "step"}), ("parquet", "rows.parquet", {})):
+        config = config_of(
+            "bc", input_=[str(tmp_path / path)], input_read_method=f"read_{method}", input_read_schema=schema,
+            input_read_method_kwargs={"override_num_blocks": 1, **given},
+        )  # fmt: skip
+        config.input_read_batch_size = None  # steps are rows
+        found.append(losses(config, 2))
+    assert found[0] == found[1]
 
 
 # -- episodes of any archive -------------------------------------------------------------------------------------------

@@ -77,7 +77,8 @@ def test_only_what_is_new_is_written_again(kind: Any) -> None:
 def test_an_archived_episode_is_one_of_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = EpisodeReplayBuffer(capacity=100)
     buffer.add(episode(3, "a", terminated=True, infos=[{"n": i} for i in range(4)]))
-    buffer.add(episode(2, "b", observations=[{"x": np.ones(2, np.float32), "y": 1}] * 3))
+    seen, outputs = [{"x": np.ones(2, np.float32), "y": 1}] * 3, {0: [0, 1], "state": [{"h": np.ones(2)}] * 2}
+    buffer.add(episode(2, "b", observations=seen, extra_model_outputs=outputs))
     arc = created()
     with arc.writer() as w:
         ck = rllib.save(buffer, w, step=1).result()
@@ -88,6 +89,10 @@ def test_an_archived_episode_is_one_of_fields(monkeypatch: pytest.MonkeyPatch) -
     assert (a.complete, b.complete, a.length) == (True, False, 3)
     assert [one.id for one in arc.episodes.filter(where="return > 2 and terminated")] == [a.id]
     assert b.read(["obs/x"])["obs"]["x"].dtype == np.float32
+    assert b.read()["extra_model_outputs"]["0"].tolist() == [0, 1]
+    again = EpisodeReplayBuffer(capacity=100)
+    rllib.restore(again, ck, 0)
+    check_same(contents(buffer), contents(again))
 
 
 def test_pieces_of_an_episode_whose_beginning_left_are_kept() -> None:
@@ -204,6 +209,8 @@ def test_spaces_come_back_as_they_were() -> None:
     space = some.Dict(inner)
     assert space_of(space_tree(space)) == space
     assert space_of(space_tree(None)) is None
+    with pytest.raises(CorruptStateError, match="more than any"):
+        space_of(("Box", [("all", 0.0, (2**20, 2**20)), 1.0, (2,), np.dtype(np.float32)]))
     with pytest.raises(FieldError, match="Graph"):
         space_tree(some.Graph(some.Discrete(2), None))
 
@@ -257,6 +264,7 @@ def test_what_cannot_be_saved_is_named() -> None:
     for given, error, match in (
         ({"infos": [{"f": print}] * 3}, ArchiveError, "infos.*stored"),
         ({"actions": [object()] * 2}, FieldError, "episode 'bad', 'actions' is a builtins.object"),
+        ({"extra_model_outputs": {0: [1, 2], "0": [1, 2]}}, FieldError, "two fields 'extra_model_outputs/0'"),
     ):
         buffer = EpisodeReplayBuffer(capacity=100)
         buffer.add([episode(2, "good"), episode(2, "bad", **given)])
