@@ -62,7 +62,10 @@ def unescape(component: str) -> str:
     if not _ESCAPED.match(component):
         raise UnsafePathError(f"the name {component!r} in the archive is not one that this library writes")
     raw = re.sub(rb"%([0-9A-F]{2})", lambda m: bytes([int(m[1], 16)]), component.encode("ascii"))
-    return raw.decode("utf-8", "surrogatepass")
+    try:
+        return raw.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as e:
+        raise UnsafePathError(f"the name {component!r} in the archive is not one that this library writes") from e
 
 
 @lru_cache(maxsize=4096)  # a table of chunks names few fields, each thousands of times

@@ -15,8 +15,8 @@ import numpy as np
 
 from archive import tables
 from archive.arrays import arrow, numbers, places, sums
-from archive.base import CorruptStateError, FieldError, JobError, escape, layout, logger
-from archive.fields import Bools, FieldSpec, dtypes, loads
+from archive.base import CorruptStateError, FieldError, IntegrityError, JobError, escape, layout, logger
+from archive.fields import Bools, FieldSpec, ShardSchema, dtypes, loads
 from archive.index import Snapshot
 from archive.jobs.receipts import Items, Receipt
 from archive.jobs.records import Fold, FoldCommit
@@ -92,7 +92,9 @@ class ColumnFolds:
                 rows, file = notes.placed(log.storage, call.session, late, chunks, *self._stamp)
                 adds = partial(_addition, rows, forgotten, {"chunks": file})
                 found = log.commit(key, Change("late", adds, [self._not_ended], session=call.session))
-        elif self._folds is not None:
+        elif self._folds is not None and self._folds.is_noted(number):
+            return  # by who made it, and a prune may have deleted the results since
+        else:
             failed = [one.failed for one in call.read(fold.numbers) if one.index.failed]
         if found is None:
             return
@@ -202,22 +204,33 @@ def _check(receipt: Receipt, call: JobCall) -> None:
         raise CorruptStateError(f"{receipt.where} names shards that are not of its job, {told}; {receipt.damage}")
 
 
+def _schemas(receipt: Receipt) -> list[ShardSchema]:
+    """The schemas of the columns within a receipt."""
+    said = [] if receipt.index.said is None else receipt.index.said
+    try:
+        if isinstance(said, list) and all(isinstance(text, str) for text in said):
+            return [loads(text) for text in said]
+    except IntegrityError as e:
+        raise CorruptStateError(f"{receipt.where} has columns of no schema ({e}); {receipt.damage}") from e
+    raise CorruptStateError(f"{receipt.where} names no schemas of its columns; {receipt.damage}")
+
+
 def _held(receipt: Receipt, some: Episodes) -> Iterator[LateRows]:
     """The columns within a receipt, of episodes of its batch."""
     spans = some.step_spans()
     lengths = spans.lengths()
-    for i, schema in enumerate(receipt.index.said or []):
+    for i, schema in enumerate(_schemas(receipt)):
         form = receipt.index.arrays.get(str(i))
         which = receipt.values(str(i), form.shape[0] if form is not None and form.shape else -1)
         if which.dtype != np.int64 or which.ndim != 1 or len(np.unique(which)) < len(which) or (
             len(which) and not 0 <= which.min() <= which.max() < len(some)
         ):  # fmt: skip
             raise CorruptStateError(f"{receipt.where} names episodes that its batch has not; {receipt.damage}")
-        fields = loads(schema).fields
+        fields = schema.fields
         arrays = {spec.name: receipt.values(f"{i}/{spec.name}", int(lengths[which].sum())) for spec in fields}
         for spec in fields:
             dtypes.check_stored(arrays[spec.name], spec.dtype)
-        yield Gathered(schema, which, arrays).of(some.reader.snapshot, spans)
+        yield Gathered(schema.dumps(), which, arrays).of(some.reader.snapshot, spans)
 
 
 def _there(late: pa.Table, snapshot: Snapshot | None) -> Bools:

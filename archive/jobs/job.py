@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from archive import tables
 from archive.base import (
+    ArchiveError,
     CorruptStateError,
     ExpiredError,
     JobError,
@@ -25,7 +27,7 @@ from archive.base import (
     tabulate,
 )
 from archive.index import Walk
-from archive.jobs.receipts import Receipts
+from archive.jobs.receipts import Receipt, Receipts
 from archive.jobs.records import (
     CANCELLED,
     FINISHED,
@@ -35,6 +37,7 @@ from archive.jobs.records import (
     JobRound,
     Named,
     Outcome,
+    ResultKind,
     check_name,
     job_of,
     name_of,
@@ -229,6 +232,34 @@ class Job:
         for at in range(0, len(wanted), _AT_ONCE):
             yield from (one.failed for one in receipts.read(wanted[at : at + _AT_ONCE]) if one.index.failed)
 
+    def problems(self, *, deep: bool) -> Iterator[tuple[str, str]]:
+        """The keys of its objects that are not as they were written, and what is wrong. deep: results that are not
+        committed yet are read, too."""
+        there = self._look()
+        looks: list[tuple[str, Callable[[], Any]]] = []
+        for kind, of in (("fold", Fold), ("made", FoldCommit), ("end", JobEnd), ("kind", ResultKind)):
+            names = [f"{kind}-{number:06d}.json" for number in sorted(getattr(there, kind))]
+            looks += [(name, partial(self._read, name, of)) for name in names]
+        for number in sorted(there.round):
+            looks.append((f"round-{number:06d}.json", partial(self._look_at_round, number, number not in there.end)))
+        for number in sorted(there.batch) if deep and there.round - there.end else ():
+            looks.append((f"{number:09d}.zip", partial(self._result, number)))
+        for name, look in looks:
+            try:
+                look()
+            except ArchiveError as e:
+                if name in self._storage.list(layout.job_key(self.name)):  # else a prune has deleted it meanwhile
+                    yield layout.job_key(self.name, name), str(e)
+
+    def _look_at_round(self, number: int, is_going: bool) -> None:
+        found = self._round(number)
+        if is_going:
+            self.plan(found)
+
+    def _result(self, number: int) -> None:
+        key = layout.batch_key(self.name, number)
+        Receipt(self._storage.get(key), key, self._storage.full_url(key))
+
     def cancel(self) -> None:
         """End it: a driver that is at work on it stops, what was committed stays, and a prune deletes the rest.
         UsageError if it has ended already."""
@@ -395,6 +426,10 @@ class Folds:
                 return number, fold
         return None
 
+    def is_noted(self, number: int) -> bool:
+        """True if the commit of a fold is recorded by now."""
+        return self._job._storage.exists(layout.job_key(self._job.name, f"made-{number:06d}.json"))
+
     def note_made(self, number: int, made: FoldCommit, failed: pa.Table) -> None:
         """Record the commit of a fold."""
         self._job.note_made(number, made, failed)
@@ -436,6 +471,10 @@ class Jobs(Mapping[str, Job]):
 
     def __len__(self) -> int:
         return len(list(iter(self)))
+
+    def problems(self, *, deep: bool) -> Iterator[tuple[str, str]]:
+        """The keys of objects that are not as they were written, and what is wrong."""
+        return (found for job in self._named() for found in job.problems(deep=deep))
 
     def unfinished(self) -> list[JobRound]:
         """The rounds that have not ended."""

@@ -62,7 +62,11 @@ class Receipt(WholeObject[ReceiptIndex]):
     """The result of a batch, from all its bytes."""
 
     def __init__(self, data: bytes, key: str, where: str) -> None:
-        super().__init__(ReceiptIndex, data, key, where)
+        try:
+            super().__init__(ReceiptIndex, data, key, where)
+        except CorruptStateError as e:
+            remedy = ReceiptIndex.REMEDY
+            raise e if remedy in str(e) else CorruptStateError(f"{e}; {remedy}") from e
 
     def values(self, name: str, count: int) -> Array:
         """An array of so many rows; CorruptStateError, before memory is made for it, if it has others."""

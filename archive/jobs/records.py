@@ -69,6 +69,8 @@ class JobRound(Record):
     format: Any = stored(layout.format_block(layout.PART_VERSION), required=True)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.terms, dict):
+            raise MisshapenError("its terms are no object")
         if self.first + self.batches > _MOST_BATCHES:
             raise MisshapenError(f"its batches [{self.first}, {self.first + self.batches}) are too many")
 

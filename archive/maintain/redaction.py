@@ -19,6 +19,7 @@ from archive import tables
 from archive.arrays import Ints, Steps, numbers
 from archive.base import ConflictError, CorruptStateError, at_once, escape, jsontree, layout, one_line
 from archive.index import Branches, Snapshot, checkpoint_places
+from archive.jobs import Jobs
 from archive.log import Commit, FileRef, commits, new_session, read_of, tablefiles
 from archive.maintain import relocation
 from archive.maintain.draft import Draft
@@ -26,7 +27,7 @@ from archive.maintain.objects import Watermarks, read_pins
 from archive.maintain.plans import Redacted
 from archive.maintain.relocation import WHERE, Location
 from archive.maintain.survivors import RUNNING, Decision, rows_held
-from archive.maintain.tags import Tag, Tags
+from archive.maintain.tags import Tags
 from archive.read.chunks import Segments, Shards
 from archive.saved import UNCONSUMED, Part, TickObject
 from archive.store import Storage, split_key
@@ -42,6 +43,7 @@ _RESAVE = "save another checkpoint, with other columns if it borrows these, and 
 _REMOVE = f"remove the episodes from the buffer, {_RESAVE}"
 _COPY = "copy the other episodes to another archive by resharding.filter(..., copy=True), and delete this one"
 _END = "save a checkpoint without them, or open another writer of their run, which ends that session"
+_END_JOBS = "finish them by the same calls, or cancel them (`archive jobs`)"
 _COMPANION = "%places"  # suffix of the array with an array's row counts, if not one row a step
 
 
@@ -231,15 +233,18 @@ def _obstacles(
     bases = {split_key(key)[0] for key in objects} - {None}
     if urls := {head.base_urls.get(str(base), str(base)) for base in bases}:
         yield f"their steps lie in other archives: {_listed(sorted(urls))}; {_COPY}"
-    if tags := [tag.name for tag in Tags(storage, head).values() if _in_tag(storage, head, tag, mentions)]:
+    if tags := [tag.name for tag in Tags(storage, head).values() if _is_kept(storage, head, tag.commit, mentions)]:
         yield f"tags lead to them, and a tag stays: {_listed(tags)}; {_COPY}"
+    rounds = [one for one in Jobs(storage).unfinished() if one.kind != "redact"]
+    if jobs := [o.job for o in rounds if any(_is_kept(storage, head, n, mentions) for n in sorted(o.frozen))]:
+        yield f"jobs that have not ended read them: {_listed(jobs)}; {_END_JOBS}"
     if made is not None:
         yield from _in_checkpoints(storage, decision, made, mentions)
 
 
-def _in_tag(storage: Storage, head: Commit, tag: Tag, mentions: _Mentions) -> bool:
-    """True if the objects that a tag retains lead to them."""
-    target = read_of(storage, tag.commit, head)
+def _is_kept(storage: Storage, head: Commit, number: int, mentions: _Mentions) -> bool:
+    """True if the objects that are retained for a commit, such as a tagged one, lead to them."""
+    target = read_of(storage, number, head)
     if mentions.in_tables(target):
         return True
     places = checkpoint_places(storage, target)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive import tables
-from archive.base import layout, size, tabulate
+from archive.base import escape, layout, size, tabulate
 from archive.index import EpisodeIndex, Reach, Snapshot, Walk, checkpoint_places
+from archive.jobs import Jobs, is_result, job_of
 from archive.log import Commit, commits, tablefiles
 from archive.maintain.objects import FOLDERS, Watermarks, retained_reach, unit
 from archive.store import Storage
@@ -38,7 +39,8 @@ class Tally:
 class Usage:
     """The space that an archive takes: each object counts once, where it comes first.
 
-    live: objects for the newest checkpoint of each run, journaled since, and tables of the newest commit.
+    live: objects for the newest checkpoint of each run, journaled since, tables of the newest commit, and results of
+    jobs that have not ended.
     checkpoints: objects that only other checkpoints and tags need.  forgettable: episodes that no checkpoint holds;
     forget(episodes="unreferenced") forgets them.  prunable: objects that nothing retained leads to; prune() deletes
     them once they are old enough.  other: commits, claims of sessions and the like, which stay.
@@ -83,14 +85,18 @@ class ArchiveInfo:
 
 def usage(storage: Storage, head: Commit) -> Usage:
     """The space that the archive takes as of this commit. Tables and one listing of all objects are read, no data."""
-    reach = retained_reach(storage, head).keys
+    rounds = Jobs(storage).unfinished()
+    going = {escape(one.job) for one in rounds}, {escape(one.session) for one in rounds}
+    reach = retained_reach(storage, head, rounds=rounds).keys
     live, held, tails = _live(storage, head), _held(storage, head), Watermarks.of(head)
     out = dict.fromkeys(Usage.__slots__, Tally())
     for found in storage.scan(""):
         key = unit(found.key)
         reason = "other"
-        if key in live or tails.awaited(key):
+        if key in live or tails.awaited(key) or layout.session_of(key) in going[1]:
             reason = "live"
+        elif is_result(key):
+            reason = "live" if job_of(key) in going[0] else "prunable"
         elif key.partition("/")[0] in _COUNTED and not key.endswith(layout.PRUNED):
             if key in reach:
                 reason = "checkpoints" if held.get(key, True) else "forgettable"

@@ -13,7 +13,7 @@ import numpy as np
 from archive.base import ArchiveError, CorruptManifestError, cached_property, layout
 from archive.checkpoint import Checkpoint, Checkpoints
 from archive.index import ByWriter, EpisodeIndex, Snapshot, chains, checkpoint_places, chunkindex
-from archive.jobs import Asked, Crew, JobCall, Progress
+from archive.jobs import Asked, Crew, JobCall, Jobs, Progress
 from archive.journal import Tails, tails
 from archive.log import Commit, CommitLog, FileRef, commits, sessions, tablefiles
 from archive.maintain.evidence import Evidence, leftovers
@@ -92,7 +92,8 @@ def verify(
     the tagged ones are checked; others need not be there.
 
     Journals of the runs' newest sessions beyond their checkpoints are checked, too. Where one is damaged, the rest of
-    it cannot be recovered. That breaks no promise of a commit, so it is a warning and no finding.
+    it cannot be recovered. That breaks no promise of a commit, so it is a warning and no finding; and so is a damaged
+    object of a job.
 
     Objects that no commit names are noted: a dead writer leaves some, and so does a removed commit. Where an object
     names a commit that its writer had seen, and that is missing or another one, that is a finding.
@@ -114,6 +115,7 @@ def verify(
     looking.at_episodes()
     looking.at_claims()
     looking.at_journals()
+    looking.at_jobs()
     done = total - len(looking.named)
     of_batch = len(looking.named) / max(1, call.batches)
     call.carry_out(looking.check, crew, lambda n, _: tell(done + round(n * of_batch), total))
@@ -295,6 +297,14 @@ class _Verification:
                     lost = sum(other >= name for other in self._storage.list(folder))
                     problem = f"{one.why}; if the job dies now, this and what comes after it, {lost} objects, are lost"
                     self.report.warnings.append(Finding(key, problem))
+
+    # -- jobs ----------------------------------------------------------------------------------------------------------
+
+    def at_jobs(self) -> None:
+        """Check the objects of jobs."""
+        problems = Jobs(self._storage).problems(deep=self.report.deep)
+        for key, problem in self.attempt(layout.JOBS, lambda: list(problems)) or ():
+            self.report.warnings.append(Finding(key, problem))
 
     # -- shards --------------------------------------------------------------------------------------------------------
 
