@@ -166,7 +166,7 @@ class ArchiveDatasource(Datasource):  # type: ignore[misc]
         schema = None if reading.derived else reading.empty(episodes).schema
         tasks = []
         for places in by_shard(episodes, nbytes, parallelism):
-            task = Task(Sent(episodes[places]), reading, per_task_row_limit)
+            task = Task(Sent(episodes.pick(places)), reading, per_task_row_limit)
             count = int(rows[places].sum()) if reading.predicate is None and not RENAMES else None
             tasks.append(_read_task(task, count, int(nbytes[places].sum()), schema, per_task_row_limit))
         return tasks
@@ -191,7 +191,8 @@ class ArchiveDatasource(Datasource):  # type: ignore[misc]
             sources = {name: self._reading.own.get(name) for name in names_in(one)}
             if sources and not {None, "step", "mask"} & {*sources.values()}:
                 table = plain_table(episodes, list(dict.fromkeys(map(str, sources.values()))))
-                episodes = episodes[met(pa.table({name: table[str(of)] for name, of in sources.items()}), one)]
+                named = pa.table({name: table[str(of)] for name, of in sources.items()})
+                episodes = episodes.pick(met(named, one))
             else:
                 left = one if left is None else left & one
         return episodes, left
