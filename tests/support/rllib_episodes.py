@@ -71,7 +71,7 @@ class Envs:
         out = []
         for i, _ in enumerate(self._running):
             for _ in range(steps):
-                episode = self._running[i] = self._running[i] or self._began()
+                episode = self._running[i] = self._running[i] or self.begun()
                 (self._step_of_agents if self.multi else self._step)(episode)
                 if episode.is_done:
                     out.append(self._given(episode))
@@ -84,7 +84,8 @@ class Envs:
     def _given(self, episode: Any) -> Any:
         return episode.to_numpy() if self.odd and not self._number % 3 and episode.is_done else episode
 
-    def _began(self) -> Any:
+    def begun(self) -> Any:
+        """An episode without a step."""
         self._number += 1
         name = f"{self._seed}-{self._number}"
         if not self.multi:

@@ -160,12 +160,13 @@ class _Writing:
         return about | {"spaces": spaces, "agents": agents, "steps": steps}
 
     def _buffer(self, path: Path, values: Any, axis: str, rows: int) -> dict[str, Any]:
-        """Add the rows of a buffer; its form. rows: those of the observations."""
+        """Add the rows of a buffer; its form. rows: those of the observations. Infos of agents are there, even empty
+        ones: episodes of other fields go to other shards."""
         about = {"lookback": values.lookback, "finalized": values.finalized, "space": self._space(values.space)}
         if not values.len_incl_lookback():
             return about | {"data": values.data}
         if path[-1] == _INFOS and not values.finalized:
-            if len(values.data) == rows and all(info == {} for info in values.data):
+            if axis != "free" and len(values.data) == rows and all(info == {} for info in values.data):
                 return about | {"empty": True}
             self._rows(path, values.data, values.lookback, axis, json=True)
             return about | {"casts": casts_of(values.data)}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import archive
+import resharding
 from tests.support.rllib_episodes import KINDS, Envs, check_same, contents, draw, is_multi, play, prioritize
 
 from archive.adapters import rllib  # isort: skip (Ray is there)
@@ -48,3 +49,19 @@ def test_a_restored_buffer_draws_the_same(kind: Any, seed: int) -> None:
             prioritize(never_stopped, copy.deepcopy(losses))
             prioritize(again, losses)
     check_same(contents(never_stopped), contents(again))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_empty_buffer_and_an_episode_without_steps_come_back(kind: Any) -> None:
+    envs, buffer = Envs(0, multi=is_multi(kind())), kind(capacity=60)
+    for step in range(2):
+        with archive.create(url()).writer() as w:
+            ck = rllib.save(buffer, w, step=step).result()
+        again = kind(capacity=60)
+        rllib.restore(again, ck, 0)
+        check_same(contents(buffer), contents(again))
+        shares = [resharding.plan(ck, world_size=2).share(rank) for rank in range(2)]
+        assert sum(rllib.restore(kind(capacity=60), share).episodes for share in shares) == len(buffer.episodes)
+        buffer.add(envs.pieces(3))
+        buffer.add(envs.begun())
+        buffer.add(envs.pieces(3))
