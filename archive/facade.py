@@ -16,7 +16,6 @@ from archive.log import (
     Commit,
     CommitLog,
     Commits,
-    Place,
     check_exclusive,
     commits,
     place,
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from archive.maintain import ArchiveInfo, ForgetPlan, Progress, PrunePlan, Report, Tag, Tags, Usage
     from archive.read import Episodes, Reader
     from archive.view import Viewer
-    from archive.write import Resume
     from archive.writer import Writer
 
 _checked: set[tuple[int, str]] = set()  # (pid, archive id) of stores known to be exclusive
@@ -212,7 +210,7 @@ class Archive:
             raise UsageError(f"chunk_bytes={chunk_bytes}: give a number of bytes above 0, or None for the usual size")
         log = self._log()
         from archive.checkpoint import resumption
-        from archive.journal import seconds
+        from archive.journal import seconds, take_over
         from archive.writer import Writer
 
         journal_s, before = seconds(journal_s), self.io_stats()
@@ -231,7 +229,7 @@ class Archive:
                 self.check_writable()
             made = Writer(
                 self.storage, log, who, schema or Schema(), self.layout, compression, self._committed, start, keep,
-                chunk_bytes, forgets, journal_s, partial(_take_over, log, who, start),
+                chunk_bytes, forgets, journal_s, partial(take_over, log, who, start),
             )  # fmt: skip
         if start is not None:
             resumption.tell(start, self.io_stats() - before, done.seconds)
@@ -519,20 +517,3 @@ def at_commit(storage: Storage, commit: int | str) -> Commit:
         return commits.read(storage, commit)
     except MissingObjectError as e:
         raise NotFoundError(f"the archive at {storage.url} has no commit {commit}") from e
-
-
-def _take_over(log: CommitLog, who: Place, start: Resume | None) -> None:
-    """End the journal of the session that a new one is to replace, before that is opened. Its tails are recovered or,
-    where the new session goes on from a checkpoint, logged if they go beyond that."""
-    entry = log.head.runs.get(who.run)
-    if entry is None or not entry.journal:
-        return
-    from archive.journal import leave_behind, recover, tails
-
-    if start is None:
-        recover(log, who.run)
-    left = tails.end(log, who, entry.session)
-    if left and start is None:
-        recover(log, who.run)
-    elif start is not None:
-        leave_behind(log.storage, log.head, who.run, left, start)

@@ -17,8 +17,8 @@ import pytest
 from tests.support.places import ROOT
 
 FIGURES = {
-    "modules": 303,
-    "lines of the engine": 47_138,
+    "modules": 304,
+    "lines of the engine": 47_200,
     "modules that serve one sibling": 24,
     "modules named ...ing": 12,
     "records and protocols of the engine": 222,

@@ -23,19 +23,10 @@ from archive.adapters.common import (
     share_of,
     system,
 )
-from archive.adapters.datasets import (
-    LEAVE_OUT,
-    Array,
-    Imported,
-    about_of,
-    archive_dataset,
-    by_role,
-    episodes_of,
-    reading,
-    row,
-)
+from archive.adapters.datasets import LEAVE_OUT, Array, about_of, by_role, episodes_of, row
 from archive.adapters.digests import Digests
 from archive.adapters.live import Item, LiveBuffer, Tracked, appended, kept_items, states_of
+from archive.adapters.sources import Imported, Source, archive_dataset, reading
 
 __all__ = [
     "LEAVE_OUT",
@@ -47,6 +38,7 @@ __all__ = [
     "LiveBuffer",
     "Report",
     "Saved",
+    "Source",
     "Tracked",
     "about_of",
     "appended",

@@ -1,21 +1,16 @@
-"""The reader and writer that formats of datasets share: one checkpoint a dataset, its episodes, and the fields by
-their role."""
+"""The exports that formats of datasets share: episodes, and their fields by their role."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from archive import Archive
-from archive.base import ArchiveError, FieldError, IntegrityError, NotFoundError, UsageError
+from archive.base import FieldError, NotFoundError, UsageError
 from archive.checkpoint import Checkpoint
 from archive.fields import Array as Array
-from archive.fields import Path, Schema, flatten, lookup, to_path
+from archive.fields import Path, flatten, lookup, to_path
 from archive.read import Episode, Episodes
 
 ROLES = {
@@ -23,69 +18,7 @@ ROLES = {
     "actions": ("actions", "action"),
     "rewards": ("rewards", "reward", "next/reward", "time_step/reward"),
 }
-_QUOTED = 200
 LEAVE_OUT = "name the fields to export, with fields= (--field)"
-
-
-@dataclass(frozen=True)
-class Imported:
-    """One episode of a dataset; one that has neither end is unfinished."""
-
-    steps: Mapping[str, Any]
-    terminated: bool = False
-    truncated: bool = False
-    metadata: dict[str, Any] = field(default_factory=dict)
-
-
-@contextmanager
-def reading(where: str, what: str = "dataset") -> Iterator[None]:
-    """Say of what lies at `where` that it is no `what`, whatever goes wrong: other people's readers of other people's
-    files may end in any error. IntegrityError with its cause; the library's own errors stay."""
-    try:
-        yield
-    except ArchiveError:
-        raise
-    except Exception as e:
-        why = str(e).strip().partition("\n")[0][:_QUOTED]
-        raise IntegrityError(f"{where} is no readable {what}: {type(e).__name__}: {why}") from e
-
-
-def _each(episodes: Iterable[Imported], where: str) -> Iterator[Imported]:
-    """The episodes, read one after the other."""
-    following = iter(episodes)
-    while True:
-        with reading(where):
-            one = next(following, None)
-        if one is None:
-            return
-        yield one
-
-
-def archive_dataset(
-    arc: Archive,
-    name: str,
-    episodes: Iterable[Imported],
-    about: Mapping[str, Any],
-    schema: Schema,
-    run: str,
-    where: str,
-) -> Checkpoint:
-    """Add the episodes and commit them as one checkpoint: all of them or, if anything is wrong, none.
-
-    `about` becomes its progress; they are read from what lies at `where`.
-    """
-    session = f"import-{secrets.token_hex(4)}"
-    with arc.writer(0, 1, session=session, run=run, schema=schema) as w:
-        for one in _each(episodes, where):
-            ended = one.terminated or one.truncated
-            w.add_episode(
-                one.steps,
-                terminated=one.terminated if ended else None,
-                truncated=one.truncated if ended else None,
-                metadata=one.metadata,
-                last=ended,
-            )
-        return w.checkpoint(0, name, progress=dict(about)).result()
 
 
 def episodes_of(source: Any) -> Episodes:

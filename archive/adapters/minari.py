@@ -20,18 +20,28 @@ What is exported is Minari's: a dataset in its own folder, by its own code; imag
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from archive import Archive
-from archive.adapters import LEAVE_OUT, Imported, about_of, archive_dataset, by_role, episodes_of, reading, system
-from archive.base import FieldError, NotFoundError, UsageError, show
+from archive.adapters import (
+    LEAVE_OUT,
+    Imported,
+    Source,
+    about_of,
+    archive_dataset,
+    by_role,
+    episodes_of,
+    reading,
+    system,
+)
+from archive.base import FieldError, NotFoundError, UsageError, cached_property, show
 from archive.checkpoint import Checkpoint
 from archive.fields import Path, Schema, flatten, lookup, to_path
+from archive.jobs import Crew, Progress
 from archive.read import Episode
 
 __all__ = [
@@ -44,8 +54,17 @@ KEPT = ("observations", "actions", "rewards", "terminations", "truncations")
 NOT_KEPT = ("observation_space", "action_space", "data_format", "dataset_size", "total_steps", "total_episodes")
 
 
-def import_dataset(dataset: Any, arc: Archive, *, name: str | None = None, run: str = "main") -> Checkpoint:
-    """Add a dataset's episodes, as one checkpoint named after it."""
+def import_dataset(
+    dataset: Any, arc: Archive, *, name: str | None = None, run: str = "main", engine: str = "local",
+    job: str | None = None, workers: int | None = None, num_cpus: float | None = None,
+    progress: Progress | None = None,
+) -> Checkpoint:  # fmt: skip
+    """Add a dataset's episodes, as one checkpoint named after it.
+
+    engine, workers, num_cpus: as of `episodes.map`; the dataset must be on the machines of all.  job: a name under
+    which staged episodes are kept: after whatever stopped it, the same call goes on.  progress: called with (batches
+    done, batches).
+    """
     minari = system("minari", INSTALL)
     if isinstance(dataset, str):
         try:
@@ -54,26 +73,48 @@ def import_dataset(dataset: Any, arc: Archive, *, name: str | None = None, run: 
             raise NotFoundError(
                 f"dataset {dataset!r} is not on this machine; minari.download_dataset() brings it"
             ) from e
-    where, episodes = f"dataset {dataset.spec.dataset_id!r}", _episodes(dataset)
-    with reading(where):
-        first = next(episodes, None)
-    if first is None:
-        raise FieldError(f"{where} has no episodes")
+    source = _Dataset(dataset)
+    first = source.first
     length = len(first.steps["rewards"])
     arrays = {path: leaf for path, leaf in flatten(first.steps) if isinstance(leaf, np.ndarray)}
     odd = {path: len(leaf) for path, leaf in arrays.items() if len(leaf) != length}
     schema = Schema(axes={path: "offset" if rows == length + 1 else "free" for path, rows in odd.items()})
     name = name or dataset.spec.dataset_id.replace("/", "-")
-    every = itertools.chain([first], episodes)
-    return archive_dataset(arc, name, every, {"minari": _about(dataset)}, schema, run, where)
+    work: dict[str, Any] = {"crew": Crew(engine, workers, num_cpus), "job": job, "progress": progress}
+    return archive_dataset(arc, name, source, {"minari": _about(dataset)}, schema, run, **work)
 
 
-def _episodes(dataset: Any) -> Iterator[Imported]:
-    for episode in dataset.iterate_episodes():
-        about = next(iter(dataset.storage.get_episode_metadata([episode.id])))
-        steps = {name: _named(getattr(episode, name)) for name in (*KEPT, *(["infos"] if episode.infos else []))}
-        ends = bool(episode.terminations[-1]), bool(episode.truncations[-1])
-        yield Imported(steps, *ends, metadata=_plain(about))
+class _Dataset(Source):
+    """A dataset of Minari, with the episodes that it is filtered to."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.where = f"dataset {dataset.spec.dataset_id!r}"
+        self._dataset = dataset
+        with reading(self.where):
+            self._ids = [int(one) for one in dataset.episode_indices]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._dataset,)
+
+    @cached_property
+    def first(self) -> Imported:
+        """Its first episode; FieldError if there is none."""
+        if not self._ids:
+            raise FieldError(f"{self.where} has no episodes")
+        with reading(self.where):
+            return next(self.read([0]))
+
+    def sizes(self) -> list[int]:
+        leaves = (leaf for _, leaf in flatten(self.first.steps))
+        return [sum(leaf.nbytes for leaf in leaves if isinstance(leaf, np.ndarray))] * len(self._ids)
+
+    def read(self, episodes: Sequence[int]) -> Iterator[Imported]:
+        storage = self._dataset.storage
+        for episode in self._dataset.iterate_episodes([self._ids[i] for i in episodes]):
+            about = next(iter(storage.get_episode_metadata([episode.id])))
+            steps = {name: _named(getattr(episode, name)) for name in (*KEPT, *(["infos"] if episode.infos else []))}
+            ends = bool(episode.terminations[-1]), bool(episode.truncations[-1])
+            yield Imported(steps, *ends, metadata=_plain(about))
 
 
 def _named(value: Any) -> Any:

@@ -18,18 +18,18 @@ npz.export_dataset(ck, "all.npz")
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from archive import Archive
-from archive.adapters import Array, Imported, archive_dataset, by_role, check_option, reading, row, system
-from archive.base import FieldError, IntegrityError, UsageError
+from archive.adapters import Array, Imported, Source, archive_dataset, by_role, check_option, reading, row, system
+from archive.base import FieldError, IntegrityError, UsageError, cached_property
 from archive.checkpoint import Checkpoint
 from archive.fields import Path, Schema, flatten, lookup, unflatten
+from archive.jobs import Crew, Progress
 from archive.read import Episode
 from archive.store import read_file, write_file
 
@@ -47,21 +47,62 @@ VERSION = "2.1"  # of d3rlpy's layout of episodes
 
 
 def import_dataset(
-    url: Any,
-    arc: Archive,
-    *,
-    name: str | None = None,
-    run: str = "main",
-    storage_options: Mapping[str, Any] | None = None,
-) -> Checkpoint:
-    """Add the episodes of a file, as one checkpoint named after it."""
-    suffix, data = _suffix_of(url), read_file(url, storage_options)
-    with reading(str(url), f"{suffix} file"):
-        arrays = _read_npz(data, str(url)) if suffix == ".npz" else _read_hdf5(data)
-        several = "num_episodes" in arrays
-        episodes, left_out = (_by_episode(arrays), []) if several else _flat(arrays, str(url))
-    about = {"npz": {"left_out": left_out}}
-    return archive_dataset(arc, name or PurePath(str(url)).stem, episodes, about, Schema(), run, str(url))
+    url: Any, arc: Archive, *, name: str | None = None, run: str = "main",
+    storage_options: Mapping[str, Any] | None = None, engine: str = "local", job: str | None = None,
+    workers: int | None = None, num_cpus: float | None = None, progress: Progress | None = None,
+) -> Checkpoint:  # fmt: skip
+    """Add the episodes of a file, as one checkpoint named after it.
+
+    engine, workers, num_cpus: as of `episodes.map`; each worker reads the file.  job: a name under which staged
+    episodes are kept: after whatever stopped it, the same call goes on.  progress: called with (batches done, batches).
+    """
+    source = _File(url, storage_options)
+    about = {"npz": {"left_out": source.laid_out.left_out}}
+    return archive_dataset(
+        arc, name or PurePath(str(url)).stem, source, about, Schema(), run,
+        crew=Crew(engine, workers, num_cpus), job=job, progress=progress,
+    )  # fmt: skip
+
+
+class _LaidOut(NamedTuple):
+    """The episodes of a file: how many, and each by its number. left_out: the names of other arrays."""
+
+    episodes: int
+    episode: Callable[[int], Imported]
+    left_out: Sequence[str] = ()
+
+
+class _File(Source):
+    """A file, which is read whole."""
+
+    def __init__(self, url: Any, storage_options: Mapping[str, Any] | None) -> None:
+        self.where = str(url)
+        self._url = url
+        self._options = storage_options
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._url, self._options)
+
+    @cached_property
+    def _arrays(self) -> dict[str, Any]:
+        suffix, data = _suffix_of(self._url), read_file(self._url, self._options)
+        with reading(self.where, f"{suffix} file"):
+            return _read_npz(data, self.where) if suffix == ".npz" else _read_hdf5(data)
+
+    @cached_property
+    def laid_out(self) -> _LaidOut:
+        """Its episodes."""
+        arrays = self._arrays
+        with reading(self.where, f"{_suffix_of(self._url)} file"):
+            return _by_episode(arrays) if "num_episodes" in arrays else _flat(arrays, self.where)
+
+    def sizes(self) -> list[int]:
+        nbytes = sum(np.asarray(array).nbytes for array in self._arrays.values())
+        count = self.laid_out.episodes
+        return [nbytes // max(1, count)] * count
+
+    def read(self, episodes: Sequence[int]) -> Iterator[Imported]:
+        return map(self.laid_out.episode, episodes)
 
 
 def export_dataset(
@@ -131,9 +172,10 @@ def _one_after_the_other(parts: list[tuple[Episode, dict[str, Any]]]) -> dict[st
     return out
 
 
-def _by_episode(arrays: Mapping[str, Any]) -> Iterator[Imported]:
+def _by_episode(arrays: Mapping[str, Any]) -> _LaidOut:
     columns = [name.decode() if isinstance(name, bytes) else str(name) for name in arrays["columns"]]
-    for i in range(int(arrays["num_episodes"])):
+
+    def episode(i: int) -> Imported:
         found: dict[str, Any] = {}
         for name in columns:
             several = [arrays[f"{name}_{i}_{j}"] for j in range(len(arrays)) if f"{name}_{i}_{j}" in arrays]
@@ -141,7 +183,12 @@ def _by_episode(arrays: Mapping[str, Any]) -> Iterator[Imported]:
                 raise IntegrityError(f"episode {i} of the file has no {name}; it was cut off, or written by other code")
             found[name] = arrays[f"{name}_{i}"] if not several else {str(j): one for j, one in enumerate(several)}
         terminated = bool(found.pop("terminated", False))
-        yield Imported(found, terminated, not terminated)
+        return Imported(found, terminated, not terminated)
+
+    count = int(arrays["num_episodes"])
+    if count > len(arrays):
+        raise IntegrityError(f"it says that it has {count} episodes, and has {len(arrays)} arrays: it was cut off")
+    return _LaidOut(count, episode)
 
 
 def _end_to_end(parts: list[tuple[Episode, dict[str, Any]]]) -> dict[str, Any]:
@@ -162,8 +209,8 @@ def _end_to_end(parts: list[tuple[Episode, dict[str, Any]]]) -> dict[str, Any]:
     return out | {"terminals": terminals, "timeouts": last & ~terminals, "episode_terminals": last}
 
 
-def _flat(arrays: Mapping[str, Any], where: str) -> tuple[Iterator[Imported], list[str]]:
-    """The episodes of a flat file, and the names of the arrays that are left out."""
+def _flat(arrays: Mapping[str, Any], where: str) -> _LaidOut:
+    """The episodes of a flat file."""
     missing = [name for name in (*REQUIRED, "terminals") if name not in arrays]
     if missing:
         raise FieldError(
@@ -177,15 +224,15 @@ def _flat(arrays: Mapping[str, Any], where: str) -> tuple[Iterator[Imported], li
     terminals = np.asarray(arrays["terminals"], bool).reshape(length)
     over = np.asarray(arrays.get("timeouts", arrays.get("episode_terminals", terminals)), bool).reshape(length)
     kept = {name: array for name, array in arrays.items() if name not in ENDS and np.shape(array)[:1] == (length,)}
-    stops = np.unique(np.r_[np.flatnonzero(terminals | over) + 1, length]).tolist()
+    bounds = np.unique(np.r_[0, np.flatnonzero(terminals | over) + 1, length]).tolist()
 
-    def every() -> Iterator[Imported]:
-        for start, stop in pairwise([0, *stops]):
-            terminated = bool(terminals[stop - 1])
-            steps = _nested({name: array[start:stop] for name, array in kept.items()})
-            yield Imported(steps, terminated, bool(over[stop - 1]) and not terminated)
+    def episode(i: int) -> Imported:
+        start, stop = bounds[i], bounds[i + 1]
+        terminated = bool(terminals[stop - 1])
+        steps = _nested({name: array[start:stop] for name, array in kept.items()})
+        return Imported(steps, terminated, bool(over[stop - 1]) and not terminated)
 
-    return every(), sorted(set(arrays) - set(kept) - set(ENDS))
+    return _LaidOut(len(bounds) - 1, episode, sorted(set(arrays) - set(kept) - set(ENDS)))
 
 
 def _nested(steps: dict[str, Array]) -> dict[str, Any]:

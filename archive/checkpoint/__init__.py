@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from archive.checkpoint import requests, resumption
+from archive.checkpoint import assembly, requests, resumption
 from archive.checkpoint.assembly import Joint, commit_recovered, fresh_rows
 from archive.checkpoint.checkpointlist import Checkpoints, Run, Runs
 from archive.checkpoint.checkpoints import MAIN_BUFFER, Checkpoint
@@ -23,6 +23,7 @@ __all__ = [
     "Run",
     "Runs",
     "Saver",
+    "assembly",
     "candidates",
     "commit_recovered",
     "finish_at_exit",

@@ -118,7 +118,8 @@ ADAPTERS = {  # the module of each, and whether it takes checkpoints or episodes
     "lerobot": ("lerobot", "dataset"),
     "d3rlpy": ("npz", "dataset"),
 }
-OURS = {"run", "storage_options", "fields"}  # have options of their own
+OF_WORK = {"engine", "job", "workers", "num_cpus", "progress"}
+OURS = {"run", "storage_options", "fields", *OF_WORK}  # have options of their own, or none
 SET = opt.option("--set given KEY=VALUE...", "An option of the format's adapter, as in 'fps=10'; VALUE may be JSON.")
 
 
@@ -135,6 +136,16 @@ def adapter(target: Target, verb: str, name: str, given: tuple[str, ...]) -> Cal
         raise UsageError(f"--set {unknown[0]}: {verb} of {name} takes {', '.join(sorted(known)) or 'no options'}")
     stores = {"storage_options": target.storage_options} if "storage_options" in parameters else {}
     return partial(found, **options, **stores)
+
+
+def _is_job(work: Mapping[str, Any]) -> bool:
+    """True if other options of work were given than the defaults."""
+    return work["engine"] != "local" or any(work[name] is not None for name in ("workers", "job"))
+
+
+def _goes_on(arc: Archive, work: Mapping[str, Any]) -> bool:
+    """True if the job was begun before, and has not ended."""
+    return work["job"] is not None and any(one.job == work["job"] for one in arc.jobs.unfinished())
 
 
 @contextmanager
@@ -190,7 +201,7 @@ def export(
     sort and filter, a checkpoint's ranks, a plan, or the archive with its runs.
     """
     work = {"engine": engine, "workers": workers, "job": job}
-    if (html is not None or name not in BULK) and (engine, workers, job) != ("local", None, None):
+    if (html is not None or name not in BULK) and _is_job(work):
         raise UsageError(f"--engine, --workers and --job go with the formats {' and '.join(BULK)}")
     if html is not None:
         return _page(target, to or how["output"], html, yes, given, how)
@@ -218,8 +229,7 @@ def _to_plain_files(
     episodes = _chosen(arc, **how)
     files = Storage.connect(to, target.storage_options).list("")
     there = sum(file.startswith("part-") and file.endswith(f".{name}") for file in files)
-    goes_on = any(one.job == work["job"] for one in arc.jobs.unfinished()) if work["job"] else False
-    if there and not yes and not goes_on:
+    if there and not yes and not _goes_on(arc, work):
         raise UsageError(
             f"{to} has {there} files, some of which would be replaced by those of {len(episodes)} episodes; nothing "
             "was done: give another folder, or add --yes"
@@ -268,10 +278,13 @@ def _to_system(target: Target, to: str, name: str, given: tuple[str, ...], field
     opt.option(f"--format -f name {'|'.join(ADAPTERS)}", "The format of SOURCES.", required=True),
     opt.of_run("The run that the checkpoint belongs to.", default="imported"),
     SET,
+    *opt.OF_JOB,
     opt.option("--yes", "Do it, even if it ends the session of a run that is there."),
     writes=True,
 )
-def import_(target: Target, sources: tuple[str, ...], name: str, run: str, given: tuple[str, ...], yes: bool) -> Output:
+def import_(
+    target: Target, sources: tuple[str, ...], name: str, run: str, given: tuple[str, ...], yes: bool, **work: Any
+) -> Output:
     """Add another system's data as a checkpoint.
 
     Creates the archive if it is not there. SOURCES is a file, folder or name as the other system has it; for alf, one
@@ -280,14 +293,20 @@ def import_(target: Target, sources: tuple[str, ...], name: str, run: str, given
     if len(sources) > 1 and name != "alf":
         raise UsageError(f"{name} has one source, not {len(sources)}; import them one after the other")
     read = adapter(target, "import", name, given)
+    is_dataset = ADAPTERS[name][1] == "dataset"
+    if is_dataset:
+        read = partial(read, **work)
+    elif _is_job(work):
+        raise UsageError(f"--engine, --workers and --job are for imports of episodes; {name} has a checkpoint")
     with _made_if_need_be(target) as arc:
-        if run in arc.head.runs and not yes:
+        if run in arc.head.runs and not yes and not _goes_on(arc, work):
             raise UsageError(
                 f"{arc.url} has a run {run!r}, and a job that still writes to it could no longer commit; nothing was "
                 "done: give another --run, or add --yes"
             )
-        with bar(f"import {name}", [arc]):
-            made = read(list(sources) if len(sources) > 1 else sources[0], arc, run=run)
+        with bar(f"import {name}", [arc], "batches") as advance:
+            told = {"progress": advance} if is_dataset else {}
+            made = read(list(sources) if len(sources) > 1 else sources[0], arc, run=run, **told)
     numbers = {"checkpoint": made.name, "commit": made.number, "step": made.step, "ranks": made.world_size}
     count = len(made.episodes)
     text = f"checkpoint {made.name!r} of {arc.url} has {count} episodes of {', '.join(sources)}"

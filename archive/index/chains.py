@@ -69,6 +69,12 @@ def address(session: str, rank: int, sequence: int) -> str:
     return f"{session}:{rank}:{sequence}"
 
 
+def later(address: str, by: int) -> str:
+    """The address of a segment that is numbered so many later."""
+    stem, _, sequence = address.rpartition(":")
+    return f"{stem}:{int(sequence) + by}"
+
+
 def resolve(
     marks: pa.Table, detail: Any, live: Callable[[], Ints] | None = None, current: Current | None = None
 ) -> Chains:

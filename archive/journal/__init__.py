@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from archive.journal import tails
 from archive.journal.journal import Durable, Journal, seconds
-from archive.journal.recovery import leave_behind, recover
+from archive.journal.recovery import recover, take_over
 from archive.journal.tails import Tails
 from archive.journal.ticks import JournalObjects
 
@@ -14,8 +14,8 @@ __all__ = [
     "Journal",
     "JournalObjects",
     "Tails",
-    "leave_behind",
     "recover",
     "seconds",
     "tails",
+    "take_over",
 ]

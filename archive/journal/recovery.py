@@ -416,3 +416,18 @@ def _tell_damage(run: str, found: Mapping[int, RankTail]) -> None:
                 one.next,
                 one.why,
             )
+
+
+def take_over(log: CommitLog, who: Place, start: Resume | None) -> None:
+    """End the journal of the session that a new one is to replace, before that is opened. Its tails are recovered or,
+    where the new session goes on from a checkpoint, logged if they go beyond that."""
+    entry = log.head.runs.get(who.run)
+    if entry is None or not entry.journal:
+        return
+    if start is None:
+        recover(log, who.run)
+    left = tails.end(log, who, entry.session)
+    if left and start is None:
+        recover(log, who.run)
+    elif start is not None:
+        leave_behind(log.storage, log.head, who.run, left, start)

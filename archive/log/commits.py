@@ -57,7 +57,9 @@ def read_all(storage: Storage, numbers: Iterable[int], head: Commit) -> Iterator
     """These commits of the archive of `head`, each once, oldest first, read many at once; `head` itself is not read."""
     wanted = sorted(set(numbers))
     for at in range(0, len(wanted), _AT_ONCE):
-        some = [number for number in wanted[at : at + _AT_ONCE] if number != head.number]
+        some = [number for number in wanted[at : at + _AT_ONCE] if number not in (0, head.number)]
+        if 0 in wanted[at : at + _AT_ONCE] and head.number:
+            yield EMPTY
         data = storage.get_all([layout.commit_key(number) for number in some])
         for number, one in zip(some, data, strict=True):
             yield _checked_of(storage, _loaded(storage, one, number), number, head)

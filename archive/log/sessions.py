@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -149,6 +150,7 @@ def open_session(
     journal: bool = False,
     check: Callable[[Commit], None] = lambda head: None,
     take_over: Callable[[], None] = lambda: None,
+    again: bool = False,
 ) -> None:
     """Open a session and claim its rank: one writer per session and rank, and the newest session of its run.
 
@@ -156,6 +158,7 @@ def open_session(
     now on; None leaves it as it is.  origin: the checkpoint that it goes on from; the first rank to open has it
     recorded.  journal: likewise, True if it has a journal.  check: called before the session is opened, unless it
     is open already; if it raises, nothing is written.  take_over: likewise, called when its rank is claimed.
+    again: an earlier try of the same may have claimed it.
     """
 
     def may_open(head: Commit) -> None:
@@ -169,7 +172,8 @@ def open_session(
     if not is_open:
         _check_claimed(log.storage, head, who)
         check(head)
-    _claim_rank(log.storage, who, head)
+    with suppress(*([SessionInUseError] if again else [])):
+        _claim_rank(log.storage, who, head)
     while not is_open:  # unless another rank has done so meanwhile: this finds its commit
         had_journal = _keeps_journal(log.head, who)
         take_over()

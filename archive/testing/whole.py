@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from archive.base import ArchiveError, layout
+from archive.jobs import is_record, is_result
 from archive.maintain import verify
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def _unreadable(what: str, find: Callable[[], list[Episodes]]) -> Iterator[str]:
 def _made(key: str) -> bool:
     """True if this library gives an object such a name."""
     if key == layout.ARCHIVE_KEY or key.startswith(_OTHERS) or key.endswith(layout.PRUNED) or layout.is_temporary(key):
+        return True
+    if is_result(key) or is_record(key):
         return True
     shard = "/".join(key.split("/")[:2]) if key.startswith("shards/") else key  # one that is a folder
     return layout.session_of(shard) is not None

@@ -26,7 +26,7 @@ from archive.write.live import (
 )
 from archive.write.pipeline import Pipeline
 from archive.write.slabs import slab_bytes
-from archive.write.staging import Staging
+from archive.write.staging import Staging, end_to_end
 from archive.write.works import (
     ObjectKind,
     RankRows,
@@ -69,6 +69,7 @@ __all__ = [
     "column_path",
     "digest",
     "encoded",
+    "end_to_end",
     "imports",
     "kept",
     "live",

@@ -15,6 +15,7 @@ from archive import cli
 from archive.errors import AccessDeniedError, UsageError
 from archive.testing import faults
 from tests.support.broken_jobs import interrupted, interrupted_at_each
+from tests.support.verbs import same
 
 
 def filled(root: Path, count: int = 10) -> archive.Archive:
@@ -29,21 +30,9 @@ def filled(root: Path, count: int = 10) -> archive.Archive:
     return arc.refresh()
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {one.name: one.read_bytes() for one in sorted(folder.iterdir())}
-
-
-def same(folder: Path, other: Path) -> bool:
-    """True if two folders have the same files; npz files have times."""
-    mine, others = files(folder), files(other)
-    if not all(name.endswith(".npz") for name in mine):
-        return mine == others
-    with_arrays = lambda path: {n: a.tolist() for n, a in np.load(path).items()}  # noqa: E731
-    return mine.keys() == others.keys() and all(with_arrays(folder / n) == with_arrays(other / n) for n in mine)
-
-
-@pytest.mark.parametrize("format", ["npz", "parquet"])
-@pytest.mark.parametrize("how", [{"job": "out"}, {"workers": 2}, {"workers": 2, "job": "out"}])
+@pytest.mark.parametrize(
+    ("format", "how"), [("npz", {"job": "out"}), ("parquet", {"workers": 2, "job": "out"}), ("npz", {"workers": 2})]
+)
 def test_the_files_are_those_of_one_process(tmp_path: Path, format: str, how: dict[str, Any]) -> None:
     arc, seen = filled(tmp_path / "a"), list[tuple[int, int]]()
     chosen = arc.episodes[::-1]

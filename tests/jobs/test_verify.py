@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,64 +12,29 @@ from hypothesis import strategies as st
 
 import archive
 from archive.base.errors import CorruptStateError, UsageError
-from archive.maintain import Report
 from archive.testing import faults
 from tests.support.broken_jobs import interrupted, interrupted_at_each
-
-COMMITS = 6
-
-
-def filled(root: Path, commits: int = COMMITS) -> Path:
-    arc = archive.create(root)
-    with arc.writer() as w:
-        for i in range(commits):
-            for j in range(2):
-                w.add_episode({"x": np.arange(900.0) + i, "note": [f"{i}"] * 900}, episode_id=f"e{i}-{j}")
-            w.checkpoint(i, columns={"p": np.ones(1800 * (i + 1))}).result()
-    arc.refresh().add_fields({"late": {"e0-0": np.arange(900), "e1-0": np.arange(900)}})
-    return root
-
-
-def damage(root: Path, *numbers: int) -> None:
-    """Change some objects of an archive: one byte of it, its length, or that it is there."""
-    there = sorted(one for folder in ("shards", "manifest") for one in (root / folder).rglob("*") if one.is_file())
-    for number in numbers:
-        path = there[number % len(there)]
-        if not path.exists():
-            continue
-        data = bytearray(path.read_bytes())
-        kind = number // len(there) % 3
-        if kind == 0 and data:
-            data[len(data) // 3] ^= 0xFF
-            path.write_bytes(data)
-        elif kind == 1:
-            path.write_bytes(data[: len(data) // 2])
-        else:
-            path.unlink()
-
-
-def told(report: Report) -> dict[str, Any]:
-    return asdict(report)
+from tests.support.verbs import damage, of_shards
 
 
 @pytest.mark.parametrize("workers", [None, 2])
 def test_a_sound_archive(tmp_path: Path, workers: int | None) -> None:
-    root, seen = filled(tmp_path / "a"), list[tuple[int, int]]()
+    root, seen = of_shards(tmp_path / "a"), list[tuple[int, int]]()
     plain = archive.open(root).verify(deep=True)
     assert plain.sound
     arc = archive.open(root)
     found = arc.verify(True, job="check", workers=workers, progress=lambda *now: seen.append(now))
-    assert told(found) == told(plain)
+    assert asdict(found) == asdict(plain)
     assert seen == sorted(seen)
     assert seen[-1] == (arc.head.number + plain.shards,) * 2
     assert arc.jobs["check"].finished
-    assert told(archive.open(root).verify(True, job="check")) == told(plain)  # a job of that name begins again
+    assert asdict(archive.open(root).verify(True, job="check")) == asdict(plain)  # a job of that name begins again
     assert arc.jobs["check"].newest.number == 1
 
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return filled(tmp_path_factory.mktemp("verify") / "a", 4)
+    return of_shards(tmp_path_factory.mktemp("verify") / "a", 4)
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -84,23 +48,23 @@ def test_a_damaged_archive_has_the_same_report(
     shutil.copytree(sound, root)
     damage(root, *numbers)
     plain, found = archive.open(root).verify(deep), archive.open(root).verify(deep, job="check")
-    assert told(found) == told(plain)
+    assert asdict(found) == asdict(plain)
     assert [one.key for one in archive.open(root).storage.scan("jobs") if one.key.endswith(".zip")]
 
 
 def test_interrupted_at_each_batch(tmp_path: Path) -> None:
-    root = filled(tmp_path / "a")
+    root = of_shards(tmp_path / "a")
     damage(root, 1, 40, 8)
     plain, jobs = archive.open(root).verify(True), archive.open(root).jobs
     call = lambda: archive.open(root).verify(True, job="check")  # noqa: E731
     interrupted(call)
     found = interrupted_at_each(call, lambda: jobs["check"].done, jobs["check"].total)
-    assert told(found) == told(plain)
+    assert asdict(found) == asdict(plain)
     assert not plain.sound
 
 
 def test_it_is_as_of_the_commit_at_which_it_began(tmp_path: Path) -> None:
-    root = filled(tmp_path / "a")
+    root = of_shards(tmp_path / "a")
     plain = archive.open(root).verify(True)
     interrupted(lambda: archive.open(root).verify(True, job="check"), 2)
     arc = archive.open(root)
@@ -116,7 +80,7 @@ def test_it_is_as_of_the_commit_at_which_it_began(tmp_path: Path) -> None:
 
 
 def test_a_store_that_does_not_answer_is_no_finding(tmp_path: Path) -> None:
-    root = filled(tmp_path / "a")
+    root = of_shards(tmp_path / "a")
     shard = archive.open(root).shards[3]
     with faults.at(root, op="get", key=shard, what="reset", times=None):
         arc = archive.open(root, deadline_s=0.3)
@@ -126,7 +90,7 @@ def test_a_store_that_does_not_answer_is_no_finding(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be(tmp_path: Path) -> None:
-    root = filled(tmp_path / "a", 2)
+    root = of_shards(tmp_path / "a", 2)
     with pytest.raises(UsageError, match="engine='spark'"):
         archive.open(root).verify(engine="spark", job="check")
     with pytest.raises(UsageError, match="read only"):
@@ -138,7 +102,7 @@ def test_what_cannot_be(tmp_path: Path) -> None:
 
 
 def test_a_job_of_other_arguments_or_with_a_damaged_result(tmp_path: Path) -> None:
-    root = filled(tmp_path / "a", 3)
+    root = of_shards(tmp_path / "a", 3)
     interrupted(lambda: archive.open(root).verify(True, job="check"), 1)
     with pytest.raises(UsageError, match="begun with deep=True"):
         archive.open(root).verify(False, job="check")

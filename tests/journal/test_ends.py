@@ -14,7 +14,7 @@ import pytest
 
 import archive
 import resharding
-from archive import facade
+from archive import journal
 from archive.base import layout
 from archive.journal import tails
 from archive.log import Place, sessions
@@ -81,7 +81,7 @@ def test_who_is_replaced_says_of_nothing_more_that_it_is_durable(begun: str) -> 
 def between(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> list[Any]:
     """Act once, when a session is about to end the journals of the one whose place it takes."""
     out: list[Any] = []
-    whole = facade._take_over
+    whole = journal.take_over
 
     def take_over(*args: Any) -> None:
         if not out:
@@ -89,7 +89,7 @@ def between(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> list[Any
             out[0] = act()
         whole(*args)
 
-    monkeypatch.setattr(facade, "_take_over", take_over)
+    monkeypatch.setattr(journal, "take_over", take_over)
     return out
 
 
@@ -347,7 +347,7 @@ def test_a_journal_that_another_rank_begins_in_between_is_ended_too(monkeypatch:
     arc = fresh()
     late: list[archive.Writer] = []
     plain = archive.open(arc.url).writer(0, 2, session="old")
-    whole = facade._take_over
+    whole = journal.take_over
 
     def take_over(*args: Any) -> None:
         whole(*args)
@@ -355,7 +355,7 @@ def test_a_journal_that_another_rank_begins_in_between_is_ended_too(monkeypatch:
             late.append(archive.open(arc.url).writer(1, 2, session="old", journal_s=NEVER_S))
             acknowledged(late[0], "in between")
 
-    monkeypatch.setattr(facade, "_take_over", take_over)
+    monkeypatch.setattr(journal, "take_over", take_over)
     new = archive.open(arc.url).writer(session="new", journal_s=NEVER_S)
     refused(late[0])
     assert "in between" in arc.refresh().episodes.table["episode_id"].to_pylist()

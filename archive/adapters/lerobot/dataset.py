@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,12 @@ from archive.adapters import (
     Array,
     Imported,
     Report,
+    Source,
     about_of,
     archive_dataset,
     check_option,
     episodes_of,
+    reading,
     row,
 )
 from archive.adapters.lerobot import files
@@ -40,9 +43,10 @@ from archive.adapters.lerobot.videos import (
     sampled,
 )
 from archive.adapters.video import decode, is_packets
-from archive.base import FieldError, IntegrityError, UpgradeError, UsageError, check_file_name, records
+from archive.base import FieldError, IntegrityError, UpgradeError, UsageError, cached_property, check_file_name, records
 from archive.checkpoint import Checkpoint
 from archive.fields import Ragged, Schema, unflatten
+from archive.jobs import Crew, Progress
 from archive.read import Episodes
 from archive.store import Storage
 
@@ -54,18 +58,16 @@ Columns = dict[str, Any]  # feature -> (T, ...) array, or Ragged
 
 
 def import_dataset(
-    url: Any,
-    arc: Archive,
-    *,
-    name: str | None = None,
-    run: str = "main",
-    on_video: str = "error",
-    storage_options: Mapping[str, Any] | None = None,
-) -> Checkpoint:
+    url: Any, arc: Archive, *, name: str | None = None, run: str = "main", on_video: str = "error",
+    storage_options: Mapping[str, Any] | None = None, engine: str = "local", job: str | None = None,
+    workers: int | None = None, num_cpus: float | None = None, progress: Progress | None = None,
+) -> Checkpoint:  # fmt: skip
     """Add a dataset's episodes, as one checkpoint named after its folder.
 
     on_video: "decode" makes fields of videos and images, "keep" has each episode's part of a video as it was encoded
     (and images decoded), "skip" leaves them out, "error" refuses a dataset that has some.
+    engine, workers, num_cpus: as of `episodes.map`.  job: a name under which staged episodes are kept: after whatever
+    stopped it, the same call goes on.  progress: called with (batches done, batches).
     """
     check_option("on_video", on_video, ("error", "skip", "decode", "keep"))
     store = Storage.connect(url, storage_options)
@@ -92,39 +94,77 @@ def import_dataset(
     noted = numbers | {name: features[name] | ({"kept": True} if name in clips else {}) for name in read}
     about = {key: info.get(key) for key in ("fps", "robot_type", "splits")}
     about |= {"features": noted, "left_out": [name for name in pictures if name not in read]}
-    episodes = _episodes(store, info, numbers, read, clips)
+    source = _Folder(str(url), store, info, numbers, read, clips)
     schema = Schema(axes=dict.fromkeys(map(files.path_of, clips), "free"))
     given_name = name or str(url).rstrip("/").rpartition("/")[2]
-    return archive_dataset(arc, given_name, episodes, {"lerobot": about}, schema, run, str(url))
+    work: dict[str, Any] = {"crew": Crew(engine, workers, num_cpus), "job": job, "progress": progress}
+    return archive_dataset(arc, given_name, source, {"lerobot": about}, schema, run, **work)
 
 
-def _episodes(
-    store: Storage, info: Mapping[str, Any], numbers: Mapping[str, Any], pictures: list[str], clips: list[str]
-) -> Iterator[Imported]:
-    """Episodes with these features; of `pictures` those in `clips` as they were encoded."""
-    films = [name for name in pictures if info["features"][name]["dtype"] == "video"]
-    videos, task_of = Videos(store, info), _tasks(store)
-    path, data = "", pa.table({})
-    for about in _listed(store, info, [f"videos/{name}/{column}" for name in films for column in Videos.COLUMNS]):
-        place = {"chunk_index": about["data/chunk_index"], "file_index": about["data/file_index"]}
-        file = files.filled(info.get("data_path"), **place)
-        if file != path:
-            path, data = file, _table(store, file)
-        rows = _rows_of(data, about, path)
-        steps = {files.path_of(name): files.array_of(rows[name], feature) for name, feature in numbers.items()}
-        for name in pictures:
-            film = name in films
-            shown = videos.read(name, about, keep=name in clips) if film else pictures_of(rows[name], name)
+class _Folder(Source):
+    """A dataset, with these features; of `pictures` those in `clips` as they were encoded."""
+
+    def __init__(
+        self, where: str, store: Storage, info: Mapping[str, Any], numbers: Mapping[str, Any], pictures: list[str],
+        clips: list[str],
+    ) -> None:  # fmt: skip
+        self.where = where
+        self.terms = {"features": sorted([*numbers, *pictures]), "kept": clips}
+        self._given = where, store, info, numbers, pictures, clips
+        self._store, self._info = store, info
+        self._features, self._pictures, self._clips = numbers, pictures, clips
+        self._films = [name for name in pictures if info["features"][name]["dtype"] == "video"]
+        self._data: tuple[str, pa.Table] = "", pa.table({})  # the file that was read last
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._given
+
+    @cached_property
+    def _listed(self) -> list[dict[str, Any]]:
+        columns = [f"videos/{name}/{column}" for name in self._films for column in Videos.COLUMNS]
+        with reading(self.where):
+            return list(_listed(self._store, self._info, columns))
+
+    @cached_property
+    def _videos(self) -> Videos:
+        return Videos(self._store, self._info)
+
+    @cached_property
+    def _task_of(self) -> dict[int, str]:
+        return _tasks(self._store)
+
+    def sizes(self) -> list[int]:
+        known = [self._info["features"][name] for name in (*self._features, *self._pictures)]
+        a_step = sum(8 * math.prod(max(1, int(n)) for n in feature["shape"]) for feature in known)
+        return [a_step * int(one["length"]) for one in self._listed]
+
+    def groups(self) -> list[int]:
+        size = int(self._info.get("chunks_size") or files.FILES_A_CHUNK)
+        return [one["data/chunk_index"] * size + one["data/file_index"] for one in self._listed]
+
+    def read(self, episodes: Sequence[int]) -> Iterator[Imported]:
+        for about in (self._listed[i] for i in episodes):
+            place = {"chunk_index": about["data/chunk_index"], "file_index": about["data/file_index"]}
+            file = files.filled(self._info.get("data_path"), **place)
+            if file != self._data[0]:
+                self._data = file, _table(self._store, file)
+            yield self._episode(about, _rows_of(self._data[1], about, file))
+
+    def _episode(self, about: Mapping[str, Any], rows: pa.Table) -> Imported:
+        steps = {files.path_of(name): files.array_of(rows[name], feature) for name, feature in self._features.items()}
+        for name in self._pictures:
+            film = name in self._films
+            shown = self._videos.read(name, about, keep=name in self._clips) if film else pictures_of(rows[name], name)
             steps[files.path_of(name)] = shown
         indices = rows["task_index"].to_numpy()
-        tasks = [task_of[i] for i in sorted(set(indices.tolist()))]
+        tasks = [self._task_of[i] for i in sorted(set(indices.tolist()))]
         metadata: dict[str, Any] = {"episode_index": about["episode_index"]}
         if len(tasks) > 1:
             steps[("task_index",)] = indices
             metadata["tasks"] = tasks
         elif tasks:
             metadata["task"] = tasks[0]
-        yield Imported(unflatten(steps), truncated=True, metadata=metadata)
+        return Imported(unflatten(steps), truncated=True, metadata=metadata)
 
 
 def _tasks(store: Storage) -> dict[int, str]:
