@@ -61,6 +61,14 @@ def test_a_real_job_sends_these_requests(
     check_sizes(arc, told)
 
 
+def test_a_bucket_gets_the_same(moto_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", moto_endpoint)
+    arc = filled("s3://bucket/cost", 12, 3, 10)
+    told = estimate(objects=12, nbytes=12, episodes=48, workers=1, commits=3, commit_every_s=None)
+    sent = counted(arc, 1)
+    assert {verb: sent[verb] for verb in told["requests"]} == told["requests"]
+
+
 def check_sizes(arc: archive.Archive, told: Mapping[str, Any]) -> None:
     """No object is larger than it was said to be; those of batches not much smaller."""
     stored = {one.key: one.bytes for one in arc.storage.scan("")}
