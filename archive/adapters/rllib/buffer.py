@@ -198,11 +198,11 @@ class RLlibBuffer(LiveBuffer):
             columns = {name: one[at] for name, one in part.columns.items()}
             values = found.values(columns, part.seed, [one.number for one in held])
         items = {
-            number: Item(mark_of(one.episode), one.name)
+            number: Item(None if one.episode.id_ in renamed else mark_of(one.episode), one.name)
             for number, one in enumerate(held, values["_num_episodes_evicted"])
         }
         notes = () if own else ("dealt out anew: the random generator and the metrics begin anew",)
-        return _Ready(part, values, items, Report(len(held), int(lengths.sum()), {"renamed": renamed}, notes))
+        return _Ready(part, values, items, Report(len(held), int(lengths.sum()), {"renamed": len(renamed)}, notes))
 
     def _check(self, states: Mapping[int, Any], where: str) -> None:
         """Refuse what another kind of buffer, or a later version, saved."""
@@ -245,10 +245,9 @@ class RLlibBuffer(LiveBuffer):
         return ready.report
 
 
-def _with_ids_of_their_own(episodes: list[Any]) -> int:
-    """Give an episode whose id another has, of another learner, one of its own; the number of these."""
-    known: set[str] = set()
-    count = 0
+def _with_ids_of_their_own(episodes: list[Any]) -> set[str]:
+    """Give episodes whose ids others have, of other learners, new ones, which are returned."""
+    known, renamed = set[str](), set[str]()
     for episode in episodes:
         name, number = episode.id_, 1
         while episode.id_ in known:
@@ -256,10 +255,10 @@ def _with_ids_of_their_own(episodes: list[Any]) -> int:
             episode.id_ = f"{name}#{number}"
         known.add(episode.id_)
         if number > 1:
-            count += 1
+            renamed.add(episode.id_)
             for agent in getattr(episode, "agent_episodes", {}).values():
                 agent.multi_agent_episode_id = episode.id_
-    return count
+    return renamed
 
 
 def _added(part: Buffer, episode: Any, before: str | None) -> str:

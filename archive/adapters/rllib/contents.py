@@ -57,6 +57,11 @@ def starts_of(episodes: Sequence[Any]) -> Ints:
     return np.cumsum([0, *map(len, episodes)], dtype=np.int64)
 
 
+def module_of(episode: Any, agent: Any) -> Any:
+    """The module of an agent. RLlib does not note it where the agent came with a later piece of the episode."""
+    return episode._agent_to_module_mapping.get(agent, episode.agent_episodes[agent].module_id)
+
+
 # -- from a buffer ---------------------------------------------------------------------------------------------------
 
 
@@ -120,7 +125,7 @@ def lists_of(
             continue
         at = np.flatnonzero(sample != _NONE)
         of = group_of(starts[:-1], at)
-        modules = [episodes[i]._agent_to_module_mapping.get(agent) for i in of.tolist()]
+        modules = [module_of(episodes[i], agent) for i in of.tolist()]
         for module in dict.fromkeys(modules):
             parts.setdefault(module, []).append((agent, at[[one == module for one in modules]]))
     return {
@@ -294,7 +299,7 @@ class Contents:
         steps, episodes = Counter[Any](), Counter[Any]()
         for one in self._episodes:
             for agent, own in one.agent_episodes.items():
-                module = one._agent_to_module_mapping.get(agent)
+                module = module_of(one, agent)
                 steps[module] += len(own)
                 episodes[module] += 1
         before = {name: self._sum(one["of_modules"][name] for one in self._states) for name in OF_MODULES}
@@ -302,14 +307,8 @@ class Contents:
         for name, sign in (("_num_module_timesteps_added", 1), ("_num_module_timesteps", -1)):
             for module, count in before[name].items():
                 added[module] += sign * count
-        counts = (
-            steps,
-            added,
-            episodes,
-            before["_num_module_episodes_evicted"],
-            before["sampled_timesteps_per_module"],
-        )
-        return {name: defaultdict(int, one) for name, one in zip(OF_MODULES, counts, strict=True)}
+        counts = before | dict(zip(OF_MODULES, (steps, added, episodes), strict=False))
+        return {name: defaultdict(int, counts[name]) for name in OF_MODULES}
 
     def _sum(self, every: Iterable[Mapping[Any, int]]) -> Counter[Any]:
         out = Counter[Any]()
@@ -352,7 +351,7 @@ class Contents:
         if self._own and known:
             free = deque(unpacked(known[0]["free"], room), maxlen=room)
             last = known[0]["last_sampled"].tolist()
-            if len(free) + len(nodes) != room or set(free) | set(nodes) != set(range(room)):
+            if not np.array_equal(np.sort(np.array([*free, *nodes], np.int64)), np.arange(room)):
                 raise CorruptStateError(f"{self._where}: the leaves of its trees are damaged; restore another")
         highest = known[0]["max_idx"] if self._own and known else max(len(nodes) - 1, 0)
         sums, least = (fill_tree(type(tree)(room), nodes, listed.priority) for tree in trees)

@@ -148,3 +148,8 @@ def test_learners_may_have_the_same_episodes(kind: Any) -> None:
     for one in world.buffers:
         for at, priority in priorities(one).items():
             assert priority in (priorities(both)[at], priorities(both)[f"{at[0]}#2", *at[1:]])
+    with world.arc.writer(resume=resharding.plan(ck, world_size=1).share(0)) as w:
+        later = rllib.save(both, w, step=2).result()
+    again = kind(capacity=400)
+    assert rllib.restore(again, later, 0).counts["renamed"] == 0  # they were written under their new ids
+    check_same(contents(both), contents(again))

@@ -16,6 +16,7 @@ from tests.support.rllib_episodes import (
     KINDS,
     Envs,
     EpisodeReplayBuffer,
+    MultiAgentEpisode,
     MultiAgentEpisodeReplayBuffer,
     PrioritizedEpisodeReplayBuffer,
     SingleAgentEpisode,
@@ -23,6 +24,7 @@ from tests.support.rllib_episodes import (
     contents,
     draw,
     is_multi,
+    module_of,
     play,
     prioritize,
 )
@@ -112,6 +114,26 @@ def test_pieces_of_an_episode_whose_beginning_left_are_kept() -> None:
     rllib.restore(again, ck, 0)
     check_same(contents(buffer), contents(again))
     assert [one.length for one in arc.episodes if one.metadata["rllib"]["id"] == "long"] == [3, 3]
+
+
+def test_an_agent_that_came_later_has_its_module() -> None:
+    buffer = KINDS[3](capacity=50)
+    first = MultiAgentEpisode(id_="late", agent_to_module_mapping_fn=module_of)
+    first.add_env_reset(observations={"cat": 0.0})
+    first.add_env_step(observations={"cat": 1.0}, actions={"cat": 0}, rewards={"cat": 1.0})
+    later = first.cut()
+    later.add_env_step(observations={"cat": 2.0, "dog": 0.0}, actions={"cat": 0}, rewards={"cat": 1.0})
+    acts = {"cat": 0, "dog": 1}
+    later.add_env_step(observations={"cat": 3.0, "dog": 1.0}, actions=acts, rewards={"cat": 1.0, "dog": 0.5})
+    buffer.add(first)
+    buffer.add(later)
+    ck = saved(buffer)
+    again = KINDS[3](capacity=50)
+    rllib.restore(again, ck, 0)
+    check_same(contents(buffer), contents(again))
+    moved = KINDS[3](capacity=60)
+    rllib.restore(moved, ck, 0)
+    assert {name: moved.get_num_timesteps(name) for name in ("felis", "canis")} == {"felis": 3, "canis": 1}
 
 
 def test_several_buffers_are_of_one_moment() -> None:
