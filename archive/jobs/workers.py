@@ -317,10 +317,24 @@ class RayActors(Workers):
 
     def _ask(self, at: int) -> None:
         """Ask an actor whether it is there."""
-        self._asked[self._actors[at].ready.remote().future()] = at
+        self._asked[self._send(at, "ready")] = at
+
+    def _send(self, at: int, method: str, *args: Any) -> Future[Any]:
+        """A call of an actor. JobError if this process has left the cluster: Ray would begin another one by itself."""
+        self._check_connected()
+        future: Future[Any] = getattr(self._actors[at], method).remote(*args).future()
+        return future
+
+    def _check_connected(self) -> None:
+        if not self._ray.is_initialized():
+            raise JobError(
+                "this process is no longer connected to a cluster of Ray; what is finished stays: connect to one by "
+                "ray.init(), and the same call goes on"
+            )
 
     def _sweep(self) -> None:
         """Take note of what was answered."""
+        self._check_connected()  # else there might be no answer, ever
         for future in [one for one in self._under_way if one.done()]:
             at = self._under_way.pop(future)
             if isinstance(future.exception(), DiedError) and at in self._ready:
@@ -333,8 +347,11 @@ class RayActors(Workers):
                 self._refused.pop(at, None)
                 continue
             self._refused[at] += 1
-            if self._refused[at] > _REFUSALS or not self._is_gone(error):
-                raise JobError(f"a worker of Ray could not begin: {error}") from error
+            if (self._refused[at] > _REFUSALS and not self._ready) or not self._is_gone(error):
+                raise JobError(
+                    f"a worker of Ray could not begin: {error}. What is finished stays: connect to a cluster with room "
+                    "for it, and the same call goes on"
+                ) from error
             self._later.append((time.monotonic() + _AGAIN_S, at))
         due = [at for when, at in self._later if when <= time.monotonic()]
         self._later = [one for one in self._later if one[1] not in due]
@@ -360,22 +377,18 @@ class RayActors(Workers):
         at = min(self._ready, key=lambda one: load[one])
         out = Future[Done]()
         self._under_way[out] = at
-        asked = self._actors[at].run.remote(number, items).future()
-        asked.add_done_callback(lambda answer: self._answered(answer, out))
+        self._send(at, "run", number, items).add_done_callback(lambda answer: self._answered(answer, out))
         return out
 
     def _answered(self, answer: Future[bytes], out: Future[Done]) -> None:
         """Pass an answer on, in a thread of Ray's."""
-        error = answer.exception()
-        if error is None:
+        try:
             out.set_result(cloudpickle.loads(answer.result()))
-        elif self._is_gone(error):
-            out.set_exception(DiedError(str(error).partition("\n")[0]))
-        else:
-            out.set_exception(error)
+        except BaseException as error:  # nobody would see it here, and the batch would never end
+            out.set_exception(DiedError(str(error).partition("\n")[0]) if self._is_gone(error) else error)
 
     def close(self) -> None:
-        for actor in self._actors:
+        for actor in self._actors if self._ray.is_initialized() else ():
             with contextlib.suppress(Exception):  # a cluster that is gone has no actors
                 self._ray.kill(actor)
 

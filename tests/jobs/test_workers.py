@@ -3,7 +3,9 @@ of a Ray cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +110,44 @@ def test_the_same_job_started_twice_at_once(apart: dict[str, Any], tmp_path: Pat
         assert [ended(one), ended(other)] == ["done", "done"]
     check(arc, folder, killed=1)
     assert len(calls(folder)) < 2 * EPISODES
+
+
+# -- clusters that change ----------------------------------------------------------------------------------------------
+
+
+def when_computed(folder: Path, count: int, change: Callable[[], Any]) -> threading.Thread:
+    """A thread that changes something once so many episodes were computed."""
+
+    def wait() -> None:
+        while len(calls(folder)) < count:
+            time.sleep(0.01)
+        change()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+@pytest.mark.soak
+def test_a_node_is_removed(tmp_path: Path, folder: Path) -> None:
+    arc = filled(str(tmp_path / "arc"))
+    with ray_cluster.nodes(2, 2) as nodes:
+        (node,) = nodes.worker_nodes
+        thread = when_computed(folder, 8, lambda: nodes.remove_node(node, allow_graceful=False))
+        work(arc, folder, slow_s=0.5, engine="ray", workers=4)  # longer than a worker is waited for
+        thread.join()
+    check(arc, folder, killed=1)
+
+
+@pytest.mark.soak
+def test_a_cluster_that_is_gone(tmp_path: Path, folder: Path) -> None:
+    arc = filled(str(tmp_path / "arc"))
+    with ray_cluster.cluster(2) as ray:
+        thread = when_computed(folder, 8, ray.shutdown)
+        with pytest.raises(JobError, match="no longer connected to a cluster of Ray; what is finished stays"):
+            work(arc, folder, slow_s=0.02, engine="ray", workers=2)
+        thread.join()
+    assert 0 < arc.jobs["score"].done < arc.jobs["score"].total
+    with ray_cluster.cluster(2):
+        work(arc, folder, slow_s=0.02, engine="ray", workers=2)
+    check(arc, folder, killed=1)

@@ -49,3 +49,27 @@ def _as_it_was() -> Iterator[None]:
         root.handlers[:] = handlers
         for handler, formatter in zip(handlers, formatters, strict=True):
             handler.setFormatter(formatter)
+
+
+@contextlib.contextmanager
+def nodes(*cpus: int) -> Iterator[Any]:
+    """A `ray.cluster_utils.Cluster` with nodes of so many workers each, to which this process is connected."""
+    ray = pytest.importorskip("ray", reason="Ray has no wheel for every Python and platform")
+    from ray.cluster_utils import Cluster
+
+    folder = tempfile.mkdtemp(prefix="ray")
+    given = {"object_store_memory": 80 * 1024 * 1024, "include_dashboard": False, "temp_dir": folder}
+    with _as_it_was(), pytest.MonkeyPatch.context() as patch:
+        for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_UV_RUN_RUNTIME_ENV"):
+            patch.setenv(name, "0")
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus[0], **given})
+        try:
+            for count in cpus[1:]:
+                cluster.add_node(num_cpus=count, **given)
+            ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+            cluster.wait_for_nodes()
+            yield cluster
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
