@@ -460,7 +460,7 @@ class Archive:
 
     def verify(
         self, deep: bool = False, *, engine: str = "local", job: str | None = None, workers: int | None = None,
-        num_cpus: float | None = None, num_gpus: float | None = None, progress: Progress | None = None,
+        num_cpus: float | None = None, num_gpus: float | None = None, progress: Progress | bool = False,
     ) -> Report:  # fmt: skip
         """Check that commits, tables, staged objects, journals and shards are there as they were written, and agree
         with each other: a report of `findings`, `.sound` without any. Changes nothing.
@@ -468,7 +468,7 @@ class Archive:
         deep: read every byte, and every step as a reader does; else the first bytes of each shard.  engine, workers,
         num_cpus, num_gpus: as of `episodes.map`.  job: a name under which what is checked is noted, batch by batch of
         shards: after whatever stopped it, the same call goes on with the rest, as of the commit at which it began, and
-        reports all.  progress: called with (commits and shards done, all of them).
+        reports all.  progress: True draws a bar; a function is called with (commits and shards done, all of them).
         """
         from archive.jobs import Crew
         from archive.maintain import verify

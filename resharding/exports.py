@@ -42,7 +42,7 @@ def export(
     source: Any, to: Any, *, format: str = "npz", fields: Any = None, missing: Any = "error",
     episodes_per_file: int = EPISODES_PER_FILE, storage_options: Mapping[str, Any] | None = None,
     engine: str = "local", job: str | None = None, workers: int | None = None, num_cpus: float | None = None,
-    num_gpus: float | None = None, progress: Progress | None = None,
+    num_gpus: float | None = None, progress: Progress | bool = False,
 ) -> list[str]:  # fmt: skip
     """Write episodes to files below the URL `to`; their names, in the episodes' order. Files of the same names are
     replaced.
@@ -52,7 +52,8 @@ def export(
     and `<field>.lengths`) or "parquet" (one row a step, see the head of this module).
     engine, workers, num_cpus, num_gpus: as of `episodes.map`; other processes must reach `to` by the same URL.
     job: a name under which the archive keeps which files are finished: after whatever stopped it, the same call goes on
-    with the others, of the episodes as they were when it began.  progress: called with (files done, files).
+    with the others, of the episodes as they were when it began.  progress: True draws a bar; a
+    function is called with (files done, files).
     """
     if format not in FORMATS:
         raise UsageError(f"format={format!r}: give one of {', '.join(FORMATS)}")
@@ -120,7 +121,8 @@ class _ExportFiles(Procedure):
 
     def run(self, items: Items, agree: Agree) -> Result:
         file, *numbers = items
-        if max(numbers, default=0) >= len(self._place) or (self._place[numbers] < 0).any():
+        sound = all(type(one) is int and one >= 0 for one in items) and max(numbers, default=-1) < len(self._place)
+        if not sound or (self._place[numbers] < 0).any():
             raise JobError(f"the plan of file {file} names an episode that the archive does not have")
         began, part, how = perf_counter(), self._episodes.pick(self._place[numbers]), self._how
         data = part.read(how.fields, missing=how.missing, ragged="flat")

@@ -49,12 +49,12 @@ VERSION = "2.1"  # of d3rlpy's layout of episodes
 def import_dataset(
     url: Any, arc: Archive, *, name: str | None = None, run: str = "main",
     storage_options: Mapping[str, Any] | None = None, engine: str = "local", job: str | None = None,
-    workers: int | None = None, num_cpus: float | None = None, progress: Progress | None = None,
+    workers: int | None = None, num_cpus: float | None = None, progress: Progress | bool = False,
 ) -> Checkpoint:  # fmt: skip
     """Add the episodes of a file, as one checkpoint named after it.
 
     engine, workers, num_cpus: as of `episodes.map`; each worker reads the file.  job: a name under which staged
-    episodes are kept: after whatever stopped it, the same call goes on.  progress: called with (batches done, batches).
+    episodes are kept: after whatever stopped it, the same call goes on.  progress: as of `episodes.map`.
     """
     source = _File(url, storage_options)
     about = {"npz": {"left_out": source.laid_out.left_out}}

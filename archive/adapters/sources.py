@@ -18,7 +18,15 @@ import numpy as np
 
 from archive import Archive
 from archive.arrays import numbers, run_starts
-from archive.base import ArchiveError, CheckpointError, CorruptStateError, IntegrityError, check_text, jsontree
+from archive.base import (
+    ArchiveError,
+    CheckpointError,
+    CorruptStateError,
+    IntegrityError,
+    JobError,
+    check_text,
+    jsontree,
+)
 from archive.checkpoint import MAIN_BUFFER, Checkpoint, Joint, assembly
 from archive.fields import Schema
 from archive.jobs import Agree, Asked, Crew, Items, JobCall, Procedure, Progress, Receipt, Result
@@ -103,7 +111,12 @@ class _StagedEpisodes(Procedure):
         self._staging = partial(Staging, storage, archive_layout, place, MAIN_BUFFER, schema, COMPRESSION)
 
     def run(self, items: Items, agree: Agree) -> Result:
-        began = perf_counter()
+        began, count = perf_counter(), len(self._source.sizes())
+        if any(one not in range(count) for one in items) or len(items) != items[-1] - items[0] + 1:
+            raise JobError(
+                f"{self._source.where} does not have the episodes that the job's plan names: if it was changed, cancel "
+                "the job, and begin anew"
+            )
         staging = self._staging(first_id=items[0])
         try:
             episodes = self._source.read(items)
@@ -131,7 +144,7 @@ class _StagedEpisodes(Procedure):
 
 def archive_dataset(
     arc: Archive, name: str, source: Source, about: Mapping[str, Any], schema: Schema, run: str, *,
-    crew: Crew | None = None, job: str | None = None, progress: Progress | None = None,
+    crew: Crew | None = None, job: str | None = None, progress: Progress | bool = False,
 ) -> Checkpoint:  # fmt: skip
     """Add the episodes of a dataset and commit them as one checkpoint: all of them or, if anything is wrong, none.
     `about` becomes its progress.

@@ -6,7 +6,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from random import randrange
 from typing import Any
@@ -18,7 +18,7 @@ from archive.jobs.receipts import Done, Items, Procedure, Receipt, Receipts, Wor
 from archive.jobs.records import FINISHED, JobRound
 from archive.jobs.workers import DiedError, Workers, check, workers
 from archive.log import Commit, CommitLog, commits, new_session
-from archive.observe import Advance, add, bar, gauge
+from archive.observe import Advance, add, gauge, telling
 from archive.store import Storage
 
 LOOK_S = 1.0  # between looks at what else is to be done
@@ -191,10 +191,8 @@ class JobCall:
 
     def _bar(self, progress: Progress | bool | None, *, alone: bool) -> AbstractContextManager[Advance]:
         """A function that is told how many batches are done: the caller's, or one that draws a bar."""
-        if progress is True:
-            stores = [self.store] if alone else []  # others' traffic is not counted here
-            return bar("batches" if self.job is None else f"job {self.job.name}", stores, "batches", lines=True)
-        return nullcontext(progress or (lambda done, total: None))
+        stores = [self.store] if alone else []  # others' traffic is not counted here
+        return telling(progress, "batches" if self.job is None else f"job {self.job.name}", stores, "batches")
 
     def _left(self) -> Iterator[tuple[int, Items]]:
         """The batches that have no result yet. Another driver may be at work on those of another call, so the first one

@@ -117,7 +117,7 @@ class ShardCheck(Procedure):
         problems: list[Problem] = []
         sound: list[str] = []
         for item in items:
-            value = records.parse(item, what=what, error=CorruptStateError, max_depth=records.MAX_DEPTH)
+            value = records.parse(str(item), what=what, error=CorruptStateError, max_depth=records.MAX_DEPTH)
             named = NamedShard.from_json(value, what=what, error=CorruptStateError)
             before, index = len(problems), self._index(named, problems)
             if index is not None:

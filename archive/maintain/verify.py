@@ -19,6 +19,7 @@ from archive.log import Commit, CommitLog, FileRef, commits, sessions, tablefile
 from archive.maintain.evidence import Evidence, leftovers
 from archive.maintain.objects import History, retained, retained_reach
 from archive.maintain.shardcheck import CheckedShards, NamedShard, ShardCheck, batches_of, named_shards
+from archive.observe import telling
 from archive.saved import Part
 from archive.store import Roots, split_key
 from archive.tables import CHUNK_FILE, among, distinct, of_segments
@@ -78,13 +79,9 @@ class Report:
 
 
 def verify(
-    archive: Any,
-    *,
-    deep: bool = False,
-    crew: Crew | None = None,
-    job: str | None = None,
-    progress: Progress | None = None,
-) -> Report:
+    archive: Any, *, deep: bool = False, crew: Crew | None = None, job: str | None = None,
+    progress: Progress | bool = False,
+) -> Report:  # fmt: skip
     """Check all commits of an archive, their tables, the staged objects of their checkpoints, that the live steps of
     each checkpoint are in its tables, that no episode goes on from a branch that a resume left behind, and every
     shard of the newest commit: its first bytes must be there or, if `deep`, every byte must be as it was written and
@@ -102,9 +99,13 @@ def verify(
     counted, and the report is not sound then.
 
     crew, job: shards are checked by these workers, in batches of which each is done once, as of the commit at which
-    the job began.  progress: called with (commits and shards done, all of them).
+    the job began.  progress: True draws a bar; a function is called with (commits and shards done, all of them).
     """
-    tell, crew = progress or (lambda done, total: None), crew or Crew()
+    with telling(progress, "verify", [archive]) as tell:
+        return _verify(archive, deep, crew or Crew(), job, tell)
+
+
+def _verify(archive: Any, deep: bool, crew: Crew, job: str | None, tell: Progress) -> Report:
     looking, call = _begun(archive, deep, crew, job)
     report, total = looking.report, looking.head.number + len(looking.named)
     for commit in looking.commits():

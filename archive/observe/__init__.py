@@ -4,7 +4,7 @@ Costs next to nothing where nobody looks: a few sums in memory, and no span with
 
 from __future__ import annotations
 
-from archive.observe.bars import Advance, bar
+from archive.observe.bars import Advance, bar, telling
 from archive.observe.meters import FAMILIES, Family, Label, MetricKind, Sample, add, gauge, metrics, source
 from archive.observe.tracing import Operation, operation, timed
 
@@ -22,5 +22,6 @@ __all__ = [
     "metrics",
     "operation",
     "source",
+    "telling",
     "timed",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from archive.base import one_line, size
@@ -40,6 +40,16 @@ def bar(what: str, stored: Sequence[Any] = (), of: str = "objects", *, lines: bo
     with Progress(*columns, console=Console(stderr=True), transient=True) as drawn:
         task = drawn.add_task(one_line(what), total=None, counted="", traffic=_Traffic(stored) if stored else "")
         yield lambda done, total: drawn.update(task, completed=done, total=total, counted=f"{done} of {total} {of}")
+
+
+def telling(
+    progress: Advance | bool | None, what: str, stored: Sequence[Any] = (), of: str = "objects"
+) -> AbstractContextManager[Advance]:
+    """A function that is called with (done, in all): the one that a caller of the library gave or, for True, one that
+    draws a bar, or tells in lines."""
+    if progress is True:
+        return bar(what, stored, of, lines=True)
+    return nullcontext(progress or (lambda done, total: None))
 
 
 class _Lines:

@@ -60,14 +60,14 @@ Columns = dict[str, Any]  # feature -> (T, ...) array, or Ragged
 def import_dataset(
     url: Any, arc: Archive, *, name: str | None = None, run: str = "main", on_video: str = "error",
     storage_options: Mapping[str, Any] | None = None, engine: str = "local", job: str | None = None,
-    workers: int | None = None, num_cpus: float | None = None, progress: Progress | None = None,
+    workers: int | None = None, num_cpus: float | None = None, progress: Progress | bool = False,
 ) -> Checkpoint:  # fmt: skip
     """Add a dataset's episodes, as one checkpoint named after its folder.
 
     on_video: "decode" makes fields of videos and images, "keep" has each episode's part of a video as it was encoded
     (and images decoded), "skip" leaves them out, "error" refuses a dataset that has some.
     engine, workers, num_cpus: as of `episodes.map`.  job: a name under which staged episodes are kept: after whatever
-    stopped it, the same call goes on.  progress: called with (batches done, batches).
+    stopped it, the same call goes on.  progress: as of `episodes.map`.
     """
     check_option("on_video", on_video, ("error", "skip", "decode", "keep"))
     store = Storage.connect(url, storage_options)
