@@ -90,7 +90,7 @@ def config_of(algorithm: str, **data: Any) -> Any:
     return config.training(train_batch_size_per_learner=16, bc_iters=1, lr=None)
 
 
-def losses(config: Any, iterations: int = 3) -> list[dict[str, float]]:
+def losses(config: Any, iterations: int = 2) -> list[dict[str, float]]:
     """All losses of some iterations."""
     algorithm = config.build_algo()
     try:

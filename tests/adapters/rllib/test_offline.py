@@ -98,7 +98,7 @@ def test_rllib_reads_rows_of_steps_by_itself(ordered: Any, tmp_path: Path) -> No
             input_read_method_kwargs={"override_num_blocks": 1, **given},
         )  # fmt: skip
         config.input_read_batch_size = None  # steps are rows
-        found.append(losses(config, 2))
+        found.append(losses(config))
     assert found[0] == found[1]
 
 
