@@ -12,7 +12,8 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Callable, Collection
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive import Archive, tables
-from archive.arrays import Ints, Mask, Steps, places, row_codes
+from archive.arrays import Ints, Mask, Steps, arrow, places, row_codes
 from archive.base import (
     AccessDeniedError,
     ByteRange,
@@ -32,19 +33,58 @@ from archive.base import (
     cached_property,
     layout,
 )
-from archive.index import chunkindex
+from archive.index import Snapshot, chunkindex
+from archive.jobs import JobCall, Procedure, Result
 from archive.log import Pin, commits, tablefiles
+from archive.read import Reader, Spans, sizes
+from archive.shard import SHARD_BYTES
 from archive.store import Roots, Storage, join_key, split_key
-from archive.tables import ADDRESS, KEYS, among, distinct, news, of_segments
+from archive.tables import ADDRESS, CHUNK_FILE, KEYS, among, coded, distinct, news, of_segments
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 AT_ONCE = 4
+BATCH_BYTES = 256 * 1024 * 1024  # of the shards that a batch of a job copies,
+_LEAST_BYTES = 1024 * 1024  # each of which counts as this much at least
 METADATA = "zarr.json"
 _SHARD = re.compile(r"shards/[A-Za-z0-9_%-]+\.(?:zip|zarr)\Z|journal/[A-Za-z0-9_%-]+/rank-[0-9]{5,}/[0-9]{9}\.zip\Z")
 
 Members = list[dict[str, Any]]  # of a shard, as rows of the chunk table
+Progress = Callable[[int, int], None]
+Part = tuple[int, Snapshot, "pa.Table"]  # rows of a source's segments or late table: its number, and its tables
+
+
+class Taken:
+    """The keys of an archive that cannot be given to copies, or are copies already, as they were when they were first
+    asked for."""
+
+    def __init__(self, target: Storage) -> None:
+        self._target = target
+        self.copies = set[str]()  # that were made here
+
+    @cached_property
+    def listed(self) -> set[str]:
+        """The keys that prunes have listed: they may be deleted at any time, so none of these is used again."""
+        return _listed(self._target)
+
+    @cached_property
+    def shards(self) -> set[str]:
+        """The shards; of one that is a directory, its folder."""
+        return {f"shards/{name}" for name in self._target.list("shards")}
+
+    @cached_property
+    def journals(self) -> set[str]:
+        """The objects of journals."""
+        return {one.key for one in self._target.scan("journal")}
+
+    def is_there(self, key: str) -> bool:
+        """True for a shard that is there: a packed one whole or not at all; of a directory the group's metadata comes
+        last."""
+        if key in self.copies:
+            return True
+        present = self.journals if key.startswith("journal/") else self.shards
+        return key in present or (f"{key}/" in present and self._target.exists(f"{key}/{METADATA}"))
 
 
 def copy_shards(
@@ -52,9 +92,10 @@ def copy_shards(
     target: Storage,
     chunks: pa.Table,
     known: Collection[str],
-    moved: Callable[[int, int], None],
+    moved: Progress,
     *,
     verify: bool,
+    taken: Taken | None = None,
 ) -> dict[str, str]:
     """Copy the shards that the chunk rows name, without `known` and existing ones, a few at once; the key of each in
     the target. The first error ends it.
@@ -65,30 +106,25 @@ def copy_shards(
     rows: dict[str, Members] = {}
     for row in chunks.to_pylist():
         rows.setdefault(row["shard"], []).append(row)
-    listed = _listed(target) - {*known}
-    keys = {shard: _own_key(shard) for shard in rows}
+    keys, taken = {shard: _own_key(shard) for shard in rows}, taken or Taken(target)
+    listed = taken.listed - {*known}
     keys |= {s: layout.copy_key(secrets.token_hex(4), key) for s, key in keys.items() if key in listed}
-    present = {f"shards/{name}" for name in target.list("shards")}
-    if any(key.startswith("journal/") for key in keys.values()):
-        present.update(one.key for one in target.scan("journal"))
 
-    def is_there(key: str) -> bool:
-        """A packed shard is there whole or not at all; of a directory the group's metadata comes last."""
-        return key in present or (f"{key}/" in present and target.exists(f"{key}/{METADATA}"))
-
-    def copy(shard: str, key: str, members: Members) -> None:
+    def copy(shard: str, key: str, members: Members) -> str:
         members = sorted(members, key=lambda m: m["member"] == METADATA)
         if verify or not _copied_by_store(source, target, shard, key, members):
             _stream(source, target, shard, key, members)
+        return key
 
     jobs = [
         (shard, keys[shard], members)
         for shard, members in rows.items()
-        if keys[shard] not in known and not is_there(keys[shard])
+        if keys[shard] not in known and not taken.is_there(keys[shard])
     ]
     pool = ThreadPoolExecutor(AT_ONCE, "archive-copy")
     try:
-        for i, _ in enumerate(pool.map(lambda job: copy(*job), jobs)):
+        for i, key in enumerate(pool.map(lambda job: copy(*job), jobs)):
+            taken.copies.add(key)
             moved(i + 1, len(jobs))
     finally:
         pool.shutdown(cancel_futures=True)
@@ -96,7 +132,6 @@ def copy_shards(
 
 
 def _listed(target: Storage) -> set[str]:
-    """The keys that prunes have listed: they may be deleted at any time, so none of these names is used again."""
     files = [f"manifest/{name}" for name in target.list("manifest") if name.endswith(layout.PRUNED)]
     found = zip(files, target.get_all(files), strict=True)
     lists = (tables.loads(data, "pruned", where=target.full_url(key), columns=["key"]) for key, data in found)
@@ -158,8 +193,6 @@ def _check(source: Roots, shard: str, member: dict[str, Any], data: memoryview) 
 
 NAMED = ("episode_id", "session", "rank", "sequence", "created_at", "buffer", "env_id", "position", "length")
 _STREAM = ("session", "rank", "buffer", "env_id", "created_at")
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -289,36 +322,107 @@ def _check_there(source: Archive, keys: Collection[str]) -> None:
 # -- as copies ---------------------------------------------------------------------------------------------------------
 
 
-def copied(
-    source: Archive, rows: pa.Table, archive: Archive, moved: Progress, session: str, *, verify: bool
-) -> pa.Table:
-    """Rows of the source's segments or late table after their shards were copied, with one chunk table of their own."""
+class Copying(Procedure):
+    """Shards that are copied to another archive. Items name them: the number of the source, a space, and the key that
+    the source has for it. A batch is of one source.
+
+    sources, target: their tables.  moved: called with (shards done, shards) of each batch, in this process.
+    """
+
+    def __init__(
+        self, sources: Sequence[Snapshot], target: Snapshot, *, verify: bool, moved: Progress | None = None
+    ) -> None:
+        self._sources, self._target = sources, target
+        self._verify = verify
+        self._moved = moved
+        self._taken = Taken(target.storage)
+        self._files: dict[str, pa.Table] = {}  # chunk files of the batch before
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {**self.__dict__, "_moved": None, "_taken": Taken(self._target.storage), "_files": {}}
+        return {name: value for name, value in state.items() if name != "_known"}
+
+    @cached_property
+    def _known(self) -> set[str]:
+        """The shards that the target's tables name."""
+        held = (self._target.columns(["shard"]), self._target.annotations.late)
+        return {key for table in held for key in distinct(table["shard"])}
+
+    def run(self, items: Sequence[str], agree: Callable[[str], str]) -> Result:
+        (number,) = {one.partition(" ")[0] for one in items}
+        shards, source = [one.partition(" ")[2] for one in items], self._sources[int(number)]
+        roots = Roots(source.storage, source.commit.base_urls)
+        chunks = self._chunk_rows(roots, source, shards)
+        keys = copy_shards(
+            roots, self._target.storage, chunks, self._known, self._moved or (lambda done, total: None),
+            verify=self._verify, taken=self._taken,
+        )  # fmt: skip
+        plain = _with(chunks, "shard", [keys[shard] for shard in chunks["shard"].to_pylist()])
+        return Result({"chunks": plain}, said=[keys.get(shard) for shard in shards])
+
+    def _chunk_rows(self, roots: Roots, source: Snapshot, shards: Sequence[str]) -> pa.Table:
+        """The chunk rows of these shards, named as the source names them."""
+        import pyarrow as pa
+
+        names = ["shard", *CHUNK_FILE]
+        rows = pa.concat_tables([source.columns(names), source.annotations.late.select(names)]).unify_dictionaries()
+        rows = rows.filter(among(rows["shard"], shards))
+        rows = rows.take(arrow(np.unique(coded(rows["shard"])[1], return_index=True)[1]))  # one file of each
+        refs = tablefiles.chunk_files(rows)
+        self._files = {path: self._files[path] for path in refs if path in self._files}
+        new = {path: ref for path, ref in refs.items() if path not in self._files}
+        for data, path in zip(tablefiles.fetch(roots, [*new.values()]), new, strict=True):
+            table, base = tables.loads(data, "chunks", where=roots.full_url(path)), split_key(path)[0]
+            self._files[path] = _with(table, "shard", [join_key(base, s) for s in table["shard"].to_pylist()])
+        parts, left = [], {*shards}
+        for table in self._files.values():
+            mine = left.intersection(distinct(table["shard"]))
+            left -= mine
+            parts.append(table.filter(among(table["shard"], mine)))
+        return tables.concat("chunks", parts)
+
+
+def to_copy(parts: Sequence[Part], *, whole: bool) -> list[list[str]]:
+    """The batches of the shards of rows of sources: of each source all, or so many as have some bytes together."""
+    out, planned = list[list[str]](), set[tuple[int, str]]()
+    for number, source, rows in parts:
+        shards: dict[str, str] = {}  # a shard that several archives hold is copied from one
+        for shard in distinct(rows["shard"]):
+            shards.setdefault(split_key(shard)[1], shard)
+        new = [shard for name, shard in shards.items() if (number, name) not in planned]
+        planned |= {(number, name) for name in shards}
+        runs = [(0, len(new))] if whole else sizes.runs(_estimated(source, new), BATCH_BYTES)
+        out += [[f"{number} {shard}" for shard in new[start:stop]] for start, stop in runs if start < stop]
+    return out
+
+
+def _estimated(source: Snapshot, shards: Sequence[str]) -> Ints:
+    """About the bytes of each shard, by the tables alone."""
+    table, reader = source.columns(["shard", "length"]), Reader(source).as_written()
+    rows = np.flatnonzero(among(table["shard"], shards))
+    spans = Spans.of_each(rows, np.zeros(len(rows), np.int64), table["length"].to_numpy()[rows])
+    segments = reader.segments(rows)
+    held = np.bincount(segments.shard, reader.sizes(spans), len(segments.shards)).astype(np.int64).tolist()
+    known = dict(zip(segments.shards, held, strict=True))
+    return np.array([max(known.get(shard, SHARD_BYTES), _LEAST_BYTES) for shard in shards], np.int64)
+
+
+def copied(call: JobCall, parts: Sequence[Part]) -> list[pa.Table]:
+    """Rows of the sources' segments or late tables after their shards were copied, with chunk tables of their own."""
+    keys, chunks = defaultdict[int, dict[str, str]](dict), defaultdict[int, list["pa.Table"]](list)
+    for number, receipt in zip(sorted(call.results), call.read(call.results), strict=True):
+        for item, key in zip(call.plan.batch(number - call.first), receipt.index.said, strict=True):
+            source, _, shard = item.partition(" ")
+            if key is not None:
+                keys[int(source)][split_key(shard)[1]] = key
+        chunks[int(source)].append(receipt.table("chunks"))
+    return [_placed(call, rows, keys[of], tables.concat("chunks", chunks[of])) for of, _, rows in parts]
+
+
+def _placed(call: JobCall, rows: pa.Table, keys: Mapping[str, str], chunks: pa.Table) -> pa.Table:
     if not rows.num_rows:
         return rows
-    roots = _roots(source)
-    chunks = _chunk_tables(roots, rows, {*distinct(rows["shard"])})
-    held = (archive.snapshot.columns(["shard"]), archive.snapshot.annotations.late)
-    known = {key for table in held for key in distinct(table["shard"])}
-    keys = copy_shards(roots, archive.storage, chunks, known, moved, verify=verify)
-    file = None
-    if chunks.num_rows:
-        plain = _with(chunks, "shard", [keys[s] for s in chunks["shard"].to_pylist()])
-        file = tablefiles.write(archive.storage, session, "chunks", plain)
-    by_name = {split_key(shard)[1]: key for shard, key in keys.items()}  # one copy, from whichever archive it came
-    names = [None if s is None else split_key(s)[1] for s in rows["shard"].to_pylist()]
-    return _with(tablefiles.with_chunks(rows, file), "shard", [name and by_name.get(name, name) for name in names])
-
-
-def _chunk_tables(roots: Roots, rows: pa.Table, wanted: set[str]) -> pa.Table:
-    """The chunk rows of the wanted shards, each shard once; shards named as the source names them."""
-    refs = tablefiles.chunk_files(rows)
-    left = {split_key(shard)[1] for shard in wanted}
-    parts = []
-    for data, path in zip(tablefiles.fetch(roots, list(refs.values())), refs, strict=True):
-        table = tables.loads(data, "chunks", where=roots.full_url(path))
-        base = split_key(path)[0]
-        table = _with(table, "shard", [join_key(base, s) for s in table["shard"].to_pylist()])
-        mine = {s for s in distinct(table["shard"]) if s in wanted and split_key(s)[1] in left}
-        left -= {split_key(s)[1] for s in mine}
-        parts.append(table.filter(among(table["shard"], mine)))
-    return tables.concat("chunks", parts)
+    names = [None if shard is None else split_key(shard)[1] for shard in rows["shard"].to_pylist()]
+    mine = chunks.filter(among(chunks["shard"], {keys.get(name, name) for name in names if name is not None}))
+    file = tablefiles.write(call.store.storage, call.session, "chunks", mine) if mine.num_rows else None
+    return _with(tablefiles.with_chunks(rows, file), "shard", [name and keys.get(name, name) for name in names])

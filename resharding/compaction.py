@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,11 @@ import numpy as np
 
 from archive import Archive, tables
 from archive.arrays import Ints, Mask, Steps, codes, places, row_codes
-from archive.base import ConflictError, UsageError, escape, layout
+from archive.base import ConflictError, ExpiredError, UsageError, escape, layout
 from archive.fields import NODES, loads
 from archive.index import Snapshot, chains
-from archive.log import Addition, Attempt, Change, Commit, CommitLog, FileRef, commits, new_session, tablefiles
+from archive.jobs import Asked, Crew, JobCall
+from archive.log import Addition, Attempt, Change, Commit, CommitLog, FileRef, Requirement, commits, tablefiles
 from archive.maintain import relocation
 from archive.read import Reader, Spans
 from archive.shard import SHARD_BYTES
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MIN_FULL = 0.25  # of a full shard: below it, a request for one is short beside its latency
+KIND = "compact"
 MANY = 4  # of a buffer: fewer are left for later, or a few bytes more would have as many as a small shard has rewritten
 
 
@@ -47,55 +49,82 @@ class Compacted:
 
 
 def compact(
-    archive: Archive,
-    *,
-    min_alive: float = 0.5,
-    min_full: float = MIN_FULL,
-) -> Compacted:
+    archive: Archive, *, min_alive: float = 0.5, min_full: float = MIN_FULL, engine: str = "local",
+    workers: int | None = None, num_cpus: float | None = None, num_gpus: float | None = None, job: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Compacted:  # fmt: skip
     """Rewrite the live steps of shards of which less than `min_alive` is live at the newest checkpoints of all runs,
-    and join those of a buffer that have less than `min_full` of a full shard's bytes, such as objects of a journal."""
-    shards, pieces, owner = _chosen(archive, min_alive, min_full)
-    live = np.flatnonzero(owner >= 0)
-    if not len(live):
-        return Compacted(0, 0, None)
-    session = new_session()
-    groups = [np.flatnonzero(owner == held) for held in dict.fromkeys(owner[live].tolist())]
-    read = [(archive.snapshot, pieces.pick(group)) for group in groups]
-    placed, chunks = relocation.write(archive.storage, archive.layout, session, read)
-    where = dict(zip(np.concatenate(groups).tolist(), placed, strict=True))
-    made = _Rewritten(archive, session, chunks, *_replacement_rows(archive, pieces, where)).commit()
+    and join those of a buffer that have less than `min_full` of a full shard's bytes, such as objects of a journal.
+
+    engine, workers, num_cpus, num_gpus: of what runs it, as for `Episodes.map`.  job: a name under which finished
+    batches are kept: after whatever stopped it, the same call goes on, and all becomes visible by one commit for each
+    checkpoint. What is forgotten meanwhile stays forgotten; ConflictError if steps were moved meanwhile: the next call
+    begins anew.  progress: called with (batches done, batches).
+    """
+    crew = Crew(engine, workers, num_cpus, num_gpus)
+    terms = _checked_terms(min_alive, min_full)
     archive.refresh()
-    return Compacted(shards, int(pieces.pick(live).length.sum()), made.number)
+    crew.check(archive.storage, relocation.Relocation(archive.layout, "", archive.snapshot))
+    log = CommitLog(archive.storage, archive.id, archive.head)
+    whole = crew.alone and job is None
+
+    def batches() -> list[Ints]:
+        return [*relocation.batches(archive.snapshot, "segments", _chosen(archive, min_alive, min_full), whole=whole)]
+
+    call = JobCall.of(log, job, Asked(KIND, terms), archive.head, batches)
+    if not call.batches:
+        call.finish()
+        return Compacted(0, 0, None)
+    snapshot = call.frozen(archive.snapshot)
+    moved, new, chunks = relocation.write(
+        call, relocation.Relocation(archive.layout, call.session, snapshot), crew, progress
+    )
+    rewritten = _Rewritten(archive, call.session, chunks, *_replacement_rows(snapshot, moved, new))
+    try:
+        made = rewritten.commit(call.log_of(log), [call.not_ended])
+    except (ConflictError, ExpiredError):
+        call.give_up()
+        raise
+    call.finish()
+    archive.refresh()
+    return _summary(snapshot, moved, made.number)
 
 
 def compactable(archive: Archive, *, min_alive: float = 0.5, min_full: float = MIN_FULL) -> Compacted:
     """A summary of what `compact` would do now: sparse or small shards, and their live steps. Writes nothing."""
-    shards, pieces, owner = _chosen(archive, min_alive, min_full)
-    steps = int(pieces.pick(owner >= 0).length.sum())
-    return Compacted(shards if steps else 0, steps, None)
+    _checked_terms(min_alive, min_full)
+    archive.refresh()
+    return _summary(archive.snapshot, _chosen(archive, min_alive, min_full), None)
+
+
+def _checked_terms(min_alive: float, min_full: float) -> dict[str, float]:
+    if not 0 < min_alive <= 1:
+        raise UsageError(f"min_alive={min_alive}: give a part of the steps above 0, at most 1")
+    if not 0 <= min_full <= 1:
+        raise UsageError(f"min_full={min_full}: give a part of a full shard, from 0 (none is joined) to 1")
+    return {"min_alive": min_alive, "min_full": min_full}
+
+
+def _summary(snapshot: Snapshot, moved: Steps, commit: int | None) -> Compacted:
+    return Compacted(len(distinct(snapshot.take(moved.stream, ["shard"])["shard"])), int(moved.length.sum()), commit)
 
 
 # -- shards to rewrite ----------------------------------------------------------------------------------------
 
 
-def _chosen(archive: Archive, min_alive: float, min_full: float) -> tuple[int, Steps, Ints]:
-    """The number of shards that are sparse or small now; the rows of the segments table with live steps in them, cut
-    into pieces; and the owner of each: a number for each buffer of a rank at a checkpoint, -1 where it is not live.
+def _chosen(archive: Archive, min_alive: float, min_full: float) -> Steps:
+    """The live steps of shards that are sparse or small now, as ranges of rows of the segments table, each with a
+    number for its owner, a buffer of a rank at a checkpoint, as `group`.
 
     Sparse: less than `min_alive` of a shard is live at the newest checkpoints of all runs. Small: it has less than
     `min_full` of the bytes of a full shard, and there are others that it can be joined to.
     """
-    if not 0 < min_alive <= 1:
-        raise UsageError(f"min_alive={min_alive}: give a part of the steps above 0, at most 1")
-    if not 0 <= min_full <= 1:
-        raise UsageError(f"min_full={min_full}: give a part of a full shard, from 0 (none is joined) to 1")
-    archive.refresh()
     live, rows, owner = _live(archive)
     shards = _sparse(archive.snapshot, live, min_alive) | _small(archive.snapshot, rows, owner, min_full)
-    pieces, is_live = _cut(archive.snapshot, live, shards)
-    owners = np.full(int(rows.max(initial=-1)) + 1, -1, np.int64)
-    owners[rows] = owner
-    return len(shards), pieces, np.where(is_live, owners[pieces.stream], -1)
+    moving = _cut(archive.snapshot, live, shards)
+    owners = owner[places(moving.stream, rows)]
+    known = {held: number for number, held in enumerate(dict.fromkeys(owners.tolist()))}
+    return moving.beside(group=np.array([known[held] for held in owners.tolist()], np.int64))
 
 
 def _live(archive: Archive) -> tuple[Steps, Ints, Ints]:
@@ -134,17 +163,18 @@ def _divisible(schemas: pa.ChunkedArray) -> Mask:
     return np.array(every, bool)[code]
 
 
-def _cut(snapshot: Snapshot, live: Steps, shards: set[str]) -> tuple[Steps, Mask]:
-    """The rows in these shards, cut into live and other ranges, in order, and a mask of the live ones; rows with fields
-    that do not have one row a step stay whole."""
+def _cut(snapshot: Snapshot, live: Steps, shards: set[str]) -> Steps:
+    """The live steps in these shards, in order; rows with fields that do not have one row a step stay whole."""
     rows = np.unique(live.stream)
     table = snapshot.take(rows, ["shard", "length", "schema"])
     affected, cuts = among(table["shard"], shards), _divisible(table["schema"])
     every = Steps(rows, np.zeros_like(rows), table["length"].to_numpy().astype(np.int64))
-    alive = Steps.joined([live.pick(np.isin(live.stream, rows[affected & cuts])), every.pick(affected & ~cuts)])
-    pieces = Steps.joined([alive, every.pick(affected).minus(alive)])
-    order = np.lexsort((pieces.lo, pieces.stream))
-    return pieces.pick(order), (np.arange(len(pieces)) < len(alive))[order]
+    return _in_order(live.pick(np.isin(live.stream, rows[affected & cuts])), every.pick(affected & ~cuts))
+
+
+def _in_order(*some: Steps) -> Steps:
+    every = Steps.joined(some)
+    return every.pick(np.lexsort((every.lo, every.stream)))
 
 
 def _small(snapshot: Snapshot, rows: Ints, owner: Ints, min_full: float) -> set[str]:
@@ -197,14 +227,20 @@ def _maker(shard: str, wrote: set[str]) -> str:
 
 
 def _replacement_rows(
-    archive: Archive, pieces: Steps, where: Mapping[int, relocation.Location]
+    snapshot: Snapshot, moved: Steps, new: Sequence[relocation.Location]
 ) -> tuple[pa.Table, list[tuple[int, Mapping[str, Any]]]]:
     """The affected rows, and their ranges as rows, each with the number of the row that it is of. The last range keeps
-    the address, for its successors. where: by the number of a range that was rewritten, its place."""
-    affected, number = np.unique(pieces.stream, return_inverse=True)
-    table = archive.snapshot.take(affected, tables.schema("segments").names)
+    the address, for its successors. new: of the ranges that were moved, in order."""
+    affected = np.unique(moved.stream)
+    table = snapshot.take(affected, tables.schema("segments").names)
+    rest = Steps(affected, np.zeros_like(affected), table["length"].to_numpy().astype(np.int64)).minus(moved)
+    pieces = _in_order(Steps(moved.stream, moved.lo, moved.hi), rest)
+    where = dict(zip(zip(moved.stream.tolist(), moved.lo.tolist(), strict=True), new, strict=True))
     whole, out = table.to_pylist(), list[tuple[int, Mapping[str, Any]]]()
-    for i, (at, lo, hi) in enumerate(zip(number.tolist(), pieces.lo.tolist(), pieces.hi.tolist(), strict=True)):
+    number = places(pieces.stream, affected)
+    for at, row_of, lo, hi in zip(
+        number.tolist(), pieces.stream.tolist(), pieces.lo.tolist(), pieces.hi.tolist(), strict=True
+    ):
         row = relocation.cut(whole[at], lo, hi)
         if hi < whole[at]["length"]:  # not the last: an address of its own, below 0 where no writer counts
             row["sequence"] = -1 - secrets.randbits(62)
@@ -213,7 +249,7 @@ def _replacement_rows(
             before = out[-1][1]
             row |= {"first": False, "replaces": False}
             row["predecessor"] = chains.address(before["session"], before["rank"], before["sequence"])
-        out.append((at, row | where.get(i, {})))
+        out.append((at, row | where.get((row_of, lo), {})))
     return table, out
 
 
@@ -231,13 +267,13 @@ class _Rewritten:
     before: pa.Table
     rows: Sequence[tuple[int, Mapping[str, Any]]]
 
-    def commit(self) -> Commit:
-        """The last of the commits: one with the new rows, and one for each checkpoint that is published again."""
-        log = CommitLog(self.archive.storage, self.archive.id, self.archive.head)
-        made = log.commit(f"compact/{self.session}", Change("compact", self._replaced, session=self.session))
+    def commit(self, log: CommitLog, requires: Sequence[Requirement]) -> Commit:
+        """The last of the commits: one with the new rows, and one for each checkpoint that is published again. log:
+        from the commit on as of which the rows were; what a driver that died has committed is not committed again."""
+        made = log.commit(f"compact/{self.session}", Change("compact", self._replaced, requires, session=self.session))
         ours = [made.number]
         for mark in [m for m in _marked(made) if m[1] < made.number]:
-            again = Change("compact", partial(self._again, mark, tuple(ours)), session=self.session)
+            again = Change("compact", partial(self._again, mark, tuple(ours)), requires, session=self.session)
             made = log.commit(f"compact/{self.session}/{mark[1]}", again)
             ours.append(made.number)
         return made
@@ -245,16 +281,15 @@ class _Rewritten:
     def _replaced(self, parent: Commit, attempt: Attempt) -> Addition:
         """The rows of the parent, all in one file, the affected ones replaced in place."""
         table = Snapshot(self.archive.storage, parent).columns(tables.schema("segments").names)
-        at = places(*row_codes(self.before.select(ADDRESS), table.select(ADDRESS)))
-        if (
-            table.select(relocation.WHERE).take(at[at >= 0]).to_pylist()
-            != self.before.select(relocation.WHERE).to_pylist()
-        ):
+        at = places(*row_codes(self.before.select(ADDRESS), table.select(ADDRESS)))  # -1: forgotten meanwhile
+        there, where = at >= 0, relocation.WHERE
+        if table.select(where).take(at[there]).to_pylist() != self.before.select(where).filter(there).to_pylist():
             raise ConflictError(
                 f"steps at {self.archive.url} were moved by another compaction while this one ran; nothing was "
                 "committed, run it again"
             )
-        every = tables.replaced("segments", table, at, [(at[number], row) for number, row in self.rows])
+        new = [(at[number], row) for number, row in self.rows if there[number]]
+        every = tables.replaced("segments", table, at[there], new)
         file = tablefiles.write(self.archive.storage, self.session, "segments", every)
         marked = _marked(parent)
         again = _republished(self.archive, parent, marked[0]) if marked else {}

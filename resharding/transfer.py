@@ -11,8 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
@@ -20,9 +19,19 @@ import numpy as np
 from archive import Archive, tables
 from archive import open as open_archive
 from archive.arrays import Ints
-from archive.base import AlreadyExistsError, NotFoundError, UsageError, at_once, layout
+from archive.base import (
+    AlreadyExistsError,
+    ConflictError,
+    ExpiredError,
+    NotFoundError,
+    UsageError,
+    at_once,
+    cached_property,
+    layout,
+)
 from archive.checkpoint import MAIN_BUFFER, Checkpoint
 from archive.index import Branches, Snapshot, run_of_session
+from archive.jobs import Asked, Crew, Job, JobCall, JobRound
 from archive.log import (
     Addition,
     Attempt,
@@ -33,11 +42,12 @@ from archive.log import (
     Origin,
     OtherArchive,
     branch_rows,
+    commits,
     new_session,
 )
 from archive.store import Storage
 from archive.tables import CHUNK_FILE, addresses, distinct
-from resharding.archives import NAMED, Outgoing, copied, referred
+from resharding.archives import NAMED, Copying, Outgoing, Part, copied, referred, to_copy
 from resharding.plans import Plan
 from resharding.share import Share
 
@@ -46,6 +56,10 @@ if TYPE_CHECKING:
 
     from archive import Writer
     from archive.checkpoint import Pending
+
+
+MERGE = "merge"  # the kind of jobs that copy shards
+_MOST_SOURCES = 1000  # a round's terms have a line of each
 
 
 class How(TypedDict, total=False):
@@ -57,6 +71,11 @@ class How(TypedDict, total=False):
     allow_bases: bool | Sequence[str]
     single_writer: bool
     progress: Callable[[int, int], None] | None
+    engine: str
+    workers: int | None
+    num_cpus: float | None
+    num_gpus: float | None
+    job: str | None
 
 
 def merge(urls: Sequence[Any], to: Any, **how: Unpack[How]) -> Archive:
@@ -69,6 +88,10 @@ def merge(urls: Sequence[Any], to: Any, **how: Unpack[How]) -> Archive:
     from then on.
     progress: called with (shards there, shards) of each source.  storage_options, allow_bases: of all these archives,
     single_writer: of the target, as `archive.open` has them.
+
+    engine, workers, num_cpus, num_gpus: of what copies, as for `Episodes.map`.  job: a name in the target under which
+    finished copies are kept: after whatever stopped it, the same call goes on, with the sources as they were. Progress
+    is then of batches of shards.
     """
     target = _Recipient(to, **how)
     given = [urls] if isinstance(urls, (str, Archive)) else urls
@@ -151,12 +174,48 @@ class _Recipient:
     allow_bases: bool | Sequence[str] = ()
     single_writer: bool = False
     progress: Callable[[int, int], None] | None = None
+    engine: str = "local"
+    workers: int | None = None
+    num_cpus: float | None = None
+    num_gpus: float | None = None
+    job: str | None = None
+
+    @property
+    def crew(self) -> Crew:
+        return Crew(self.engine, self.workers, self.num_cpus, self.num_gpus)
+
+    @property
+    def alone(self) -> bool:
+        """True if this process copies all at once."""
+        return self.job is None and self.crew.alone
+
+    @cached_property
+    def round(self) -> JobRound | None:
+        """The round of the job with which this call goes on."""
+        present = None if self.job is None else self.present()
+        known = None if present is None or self.job is None else Job(present.storage, self.job).newest_round()
+        return None if known is None or known.end is not None or known.record.kind != MERGE else known.record
 
     def source(self, url: Any) -> Archive:
-        """An archive that episodes come from; the same object if it is open."""
+        """An archive that episodes come from, as of the commit that the job froze; the same object if it is open."""
         if isinstance(url, Archive):
-            return url
-        return open_archive(url, storage_options=self.storage_options, allow_bases=self.allow_bases)
+            found = url
+        else:
+            found = open_archive(url, storage_options=self.storage_options, allow_bases=self.allow_bases)
+        frozen = {} if self.round is None else dict(self.round.terms["sources"])
+        number = frozen.get(found.id, found.head.number)
+        if number == found.head.number:
+            return found
+        storage = found.storage
+        return open_archive(
+            found.url, commit=number, storage_options=storage.root.options, allow_bases=storage.allowed_bases
+        )
+
+    def tables(self, present: Archive) -> Snapshot:
+        """The tables of the archive as of the commit that the job froze."""
+        if self.round is None or self.round.commit == present.head.number:
+            return present.snapshot
+        return Snapshot(present.storage, commits.read(present.storage, self.round.commit))
 
     def present(self) -> Archive | None:
         """The archive as it is now; None if it does not exist."""
@@ -186,20 +245,29 @@ def _transfer(selections: Sequence[Outgoing], target: _Recipient) -> Archive:
     """Make rows of some archives visible in another, which is made if it does not exist; that archive afterwards."""
     present = target.present()
     _check_places(selections, target, present)
-    there = present.snapshot if present else None
+    there = target.tables(present) if present else None
     fresh = _fresh(selections, there, present.url if present else str(target.to))
     labels, late = (_beside(kind, selections, there) for kind in ("labels", "late"))
     archive = present or target.opened(create=True)
-    added = [(one.archive, rows) for one, rows in zip(selections, late, strict=True) if rows.num_rows]
+    there = there or archive.snapshot
     said, branches = tables.concat("labels", labels), _branches(selections, there)
+    parts: list[Part] = [(n, one.archive.snapshot, one.table()) for n, one in enumerate(fresh)]
+    added: list[Part] = [
+        (n, selections[n].archive.snapshot, tables.only_used(rows)) for n, rows in enumerate(late) if rows.num_rows
+    ]
     if not any(len(one.rows) for one in fresh) and not branches and not said.num_rows and not added:
         return archive
-    session = new_session()
-    taken = partial(copied, session=session, verify=target.verify) if target.copy else referred
-    segments = tables.concat("segments", [taken(one.archive, one.table(), archive, target.moved) for one in fresh])
-    fields = tables.concat(
-        "late", [taken(source, tables.only_used(rows), archive, target.moved) for source, rows in added]
-    )
+    every, call = [*parts, *added], None
+    log = CommitLog(archive.storage, archive.id, archive.head)
+    if target.copy:
+        call = _copying(target, selections, every, there, log)
+        if call.round is not None and call.round.commit != there.commit.number:  # another process began it meanwhile
+            return _transfer(selections, replace(target))
+        log, moved = call.log_of(log), copied(call, every)
+    else:
+        moved = [referred(selections[n].archive, rows, archive, target.moved) for n, _, rows in every]
+    segments = tables.concat("segments", moved[: len(parts)])
+    fields = tables.concat("late", moved[len(parts) :])
     _claim_sessions(archive, fresh)
     bases: dict[str, OtherArchive] = {}
     for one in (selections if added else fresh) if not target.copy else ():
@@ -207,7 +275,7 @@ def _transfer(selections: Sequence[Outgoing], target: _Recipient) -> Archive:
 
     def adds(parent: Commit, attempt: Attempt) -> Addition:
         new, snapshot = segments, Snapshot(archive.storage, parent)
-        if parent.number != archive.head.number:  # others committed meanwhile: perhaps some of the same
+        if parent.number != there.commit.number:  # others committed meanwhile: perhaps some of the same
             wanted = {address for one in _fresh(fresh, snapshot, archive.url) for address in addresses(one.names)}
             new = new.filter([address in wanted for address in addresses(new)])
         known = _branches(selections, snapshot)
@@ -221,13 +289,47 @@ def _transfer(selections: Sequence[Outgoing], target: _Recipient) -> Archive:
     beside = [said, fields.drop_columns(list(CHUNK_FILE))]
     what += [hashlib.sha256(tables.dumps(table)).hexdigest() for table in beside if table.num_rows]
     key = f"merge/{hashlib.sha256(json.dumps([what, target.copy]).encode()).hexdigest()}"
-    CommitLog(archive.storage, archive.id, archive.head).commit(key, Change("merge", adds, session=session))
+    if call is None:
+        log.commit(key, Change("merge", adds))
+    else:
+        _committed(call, log, key, Change("merge", adds, [call.not_ended], session=call.session))
     return archive.refresh()
+
+
+def _copying(
+    target: _Recipient, selections: Sequence[Outgoing], parts: Sequence[Part], there: Snapshot, log: CommitLog
+) -> JobCall:
+    """A call of the job that copies the shards of these rows, with all its results."""
+    sources = [[one.archive.id, one.archive.head.number] for one in selections]
+    chosen = hashlib.sha256(b"".join(hashlib.sha256(one.rows.tobytes()).digest() for one in selections)).hexdigest()
+    ask = Asked(MERGE, {"sources": sources, "rows": chosen[:16], "verify": target.verify})
+    call = JobCall.of(log, target.job, ask, there.commit, lambda: to_copy(parts, whole=target.alone))
+    if call.round is None or call.round.commit == there.commit.number:
+        tables = [one.archive.snapshot for one in selections]
+        copying = Copying(tables, there, verify=target.verify, moved=target.moved if target.alone else None)
+        call.carry_out(copying, target.crew, None if target.alone else target.progress)
+    return call
+
+
+def _committed(call: JobCall, log: CommitLog, key: str, change: Change) -> None:
+    try:
+        log.commit(key, change)
+    except (ConflictError, ExpiredError):
+        call.give_up()
+        raise
+    call.finish()
 
 
 def _check_places(selections: Sequence[Outgoing], target: _Recipient, present: Archive | None) -> None:
     """Refuse impossible transfers before anything is written."""
-    where = present.url if present else Storage.connect(target.to, target.storage_options).url
+    storage = present.storage if present else Storage.connect(target.to, target.storage_options)
+    where = storage.url
+    if not target.copy and (target.job is not None or target.crew != Crew()):
+        raise UsageError("job=, engine= and workers= are of copies: give copy=True")
+    if len(selections) > _MOST_SOURCES and target.job is not None:
+        raise UsageError(f"one job copies from {_MOST_SOURCES} archives at most: merge the others afterwards")
+    for one in (storage, *(s.archive.storage for s in selections)):
+        target.crew.check(one, [s.archive.snapshot for s in selections])
     for source in (s.archive for s in selections):
         if present and source.id == present.id:
             raise UsageError(f"{present.url} is one of the sources; give another archive as target")

@@ -105,6 +105,7 @@ def tags(target: Target) -> Output:
     opt.option("--id ids ID...", "Expire this episode."),
     opt.of_run("Expire nothing of other runs."),
     opt.option("--redact", "Leave nothing of the episodes of --id: rewrite the shards that they share with others."),
+    *opt.OF_JOB,
     writes=True,
 )
 def forget(
@@ -114,21 +115,27 @@ def forget(
     keep_within: str | None,
     keep_best: str | None,
     ids: tuple[str, ...],
+    engine: str,
+    workers: int | None,
+    job: str | None,
     **asked: Any,
 ) -> Iterator[Output]:
     """Expire checkpoints and episodes (reversible until `prune`).
 
     Makes one commit and deletes nothing; `archive undo` reverses it. These stay whatever you ask: the newest checkpoint
     of each run and what its job resumed from, what a tag names, what another archive refers to, and the episodes of
-    each checkpoint that stays.
+    each checkpoint that stays. --engine, --workers and --job go with --redact.
     """
     from archive.checkpoint import keep_of
 
     keep = keep_of(keep_last, keep_every, keep_within, keep_best)
-    plan = target.open().forget(keep, ids=ids or None, **asked)
+    arc = target.open()
+    plan = arc.forget(keep, ids=ids or None, **asked)
     nothing = "nothing is to be forgotten" if plan.empty else ""
     yield _planned(plan, "" if plan.obstacles else nothing or "nothing is forgotten yet: add --yes to do it")
-    yield _planned(plan.commit(), nothing)
+    with bar("forget", [arc]) as advance:
+        done = plan.commit(engine=engine, workers=workers, job=job, progress=advance)
+    yield _planned(done, nothing)
 
 
 def _planned(plan: ForgetPlan | PrunePlan, *more: str, code: int = 0) -> Output:

@@ -140,9 +140,10 @@ def policy(target: Target, role: str) -> Output:
         type=click.FloatRange(0, 1),
         default=0.25,
     ),
+    *opt.OF_JOB,
     writes=True,
 )
-def compact(target: Target, min_alive: float, min_full: float) -> Iterator[Output]:
+def compact(target: Target, min_alive: float, min_full: float, **work: Any) -> Iterator[Output]:
     """Rewrite sparsely used and small shards into full ones.
 
     Old shards stay until `archive prune`.
@@ -155,8 +156,8 @@ def compact(target: Target, min_alive: float, min_full: float) -> Iterator[Outpu
     text = f"would write {would.steps} live steps of {would.shards} thin or small shards anew; add --yes to do it"
     text = text if would.shards else "nothing to do: no shard is that thin, and few are that small"
     yield Output({"shards": would.shards, "steps": would.steps, "commit": None}, text)
-    with bar("compact", [arc]):
-        done = resharding.compact(arc, min_alive=min_alive, min_full=min_full)
+    with bar("compact", [arc]) as advance:
+        done = resharding.compact(arc, min_alive=min_alive, min_full=min_full, progress=advance, **work)
     text = f"{done.steps} steps out of {done.shards} shards were written anew" if done.shards else "nothing to do"
     yield Output({"shards": done.shards, "steps": done.steps, "commit": done.commit}, text)
 

@@ -26,6 +26,7 @@ MOVING = (
     opt.option("--verify", "Read every byte that is copied, and compare it with its checksum."),
     opt.option("--copy", "Copy the shards. Without this, the other archive refers to them where they are."),
     opt.option("--to URL", "The other archive; created if it is not there.", required=True),
+    *opt.OF_JOB,
 )
 
 
@@ -50,14 +51,15 @@ def _made(made: Archive) -> Output:
 
 
 @command(MOVE, opt.argument("world_size", type=opt.COUNT), *opt.PLANNING, *MOVING, writes=True)
-def reshard(target: Target, world_size: int, to: str, copy: bool, verify: bool, **planning: Any) -> Output:
+def reshard(target: Target, world_size: int, to: str, **planning: Any) -> Output:
     """Save a checkpoint in another archive for WORLD_SIZE ranks.
 
     `archive plan` shows what it does.
     """
     import resharding
 
-    how: dict[str, Any] = {"to": to, "copy": copy, "verify": verify}
+    how: dict[str, Any] = {name: planning.pop(name) for name in ("copy", "verify", "engine", "workers", "job")}
+    how["to"] = to
     (source,) = _opened(target, **how)
     plan = opt.planned(source, world_size, **planning)
     made = _moved(target, "reshard", [source], resharding.reshard, source=source, plan=plan, **how)

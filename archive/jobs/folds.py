@@ -91,7 +91,7 @@ class ColumnFolds:
             if late.num_rows or call.job is not None:
                 rows, file = notes.placed(log.storage, call.session, late, chunks, *self._stamp)
                 adds = partial(_addition, rows, forgotten, {"chunks": file})
-                found = log.commit(key, Change("late", adds, [self._not_ended], session=call.session))
+                found = log.commit(key, Change("late", adds, [call.not_ended], session=call.session))
         elif self._folds is not None and self._folds.is_noted(number):
             return  # by who made it, and a prune may have deleted the results since
         else:
@@ -106,12 +106,6 @@ class ColumnFolds:
         if self._folds is not None:
             table = tables.concat("failed", failed)
             self._folds.note_made(number, FoldCommit(fold.round, found.number, rows, gone, table.num_rows), table)
-
-    def _not_ended(self, parent: Commit) -> None:
-        """Require that the round is not cancelled or replaced, as of each commit that this one would follow. What
-        replaces it commits after its end only, and so comes after this one, or this one is refused."""
-        if self._call.job is not None and self._call.round is not None:
-            self._call.job.check_going(self._call.round)
 
     def _packed(self, fold: Fold, failed: list[pa.Table]) -> tuple[pa.Table, pa.Table, int]:
         """Rows of the late table and of the chunk table for the results of a fold: small columns of many batches are

@@ -15,7 +15,7 @@ from archive.base import AccessDeniedError, JobError, UsageError, Wait, layout, 
 from archive.index import Annotations, Snapshot
 from archive.jobs.job import Batches, Job, KnownRound
 from archive.jobs.receipts import Done, Items, Procedure, Receipt, Receipts, Worker
-from archive.jobs.records import FINISHED, JobRound
+from archive.jobs.records import CANCELLED, FINISHED, JobRound
 from archive.jobs.workers import DiedError, Workers, check, workers
 from archive.log import Commit, CommitLog, commits, new_session
 from archive.observe import Advance, add, gauge, telling
@@ -148,7 +148,7 @@ class JobCall:
     def log_of(self, log: CommitLog) -> CommitLog:
         """A log that knows the commits since the one that the round froze: what a driver committed before it died is
         found by its key."""
-        if self.round is None or not self.others:
+        if self.round is None or min(self.round.frozen) >= log.began:
             return log
         return CommitLog(log.storage, log.archive_id, commits.read_of(log.storage, min(self.round.frozen), log.head))
 
@@ -217,6 +217,17 @@ class JobCall:
         for at in range(0, len(wanted), _AT_ONCE):
             some = wanted[at : at + _AT_ONCE]
             yield from [self._values[n] for n in some] if self.round is None else self.store.read(some)
+
+    def not_ended(self, parent: Commit) -> None:
+        """Require that the round is not cancelled or replaced, as of each commit that one of its own would follow. What
+        replaces it commits after its end only, and so comes after this one, or this one is refused."""
+        if self.job is not None and self.round is not None:
+            self.job.check_going(self.round)
+
+    def give_up(self) -> None:
+        """End the round where its results are of no use any more: the same call begins anew."""
+        if self.job is not None and self.round is not None:
+            self.job.ends(self.round, CANCELLED)
 
     def finish(self) -> None:
         """End the round: all is done with its results."""

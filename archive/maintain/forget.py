@@ -13,6 +13,7 @@ from typing import Any
 from archive.base import ConflictError, MissingObjectError, NotFoundError, UsageError, logger
 from archive.checkpoint import Keep
 from archive.index import Walk
+from archive.jobs import Crew
 from archive.log import (
     Addition,
     Attempt,
@@ -31,7 +32,7 @@ from archive.log import (
 )
 from archive.maintain.draft import Draft, as_commit, draft, redraft, with_since, with_tables
 from archive.maintain.objects import no_longer, note_forgotten
-from archive.maintain.plans import ForgetPlan
+from archive.maintain.plans import ForgetPlan, Progress
 from archive.maintain.redaction import Redaction
 from archive.maintain.retention import UNREFERENCED, ForgetRequest
 from archive.maintain.survivors import Decision, decide
@@ -55,11 +56,16 @@ def plan(log: CommitLog, asked: ForgetRequest, shown: Shown, redaction: Redactio
     made = None if decision.empty else _Forgetting(asked, redaction).drafted(decision, dry)
     gone = {} if made is None else made.gone
 
-    def carry(plan: ForgetPlan) -> ForgetPlan:
-        forgetting = _Forgetting(asked, redaction, decision)
-        commit = _commit(
-            log, forgetting, f"forget/{new_session()}", checkpoints=plan.checkpoints_gone, episodes=plan.episodes_gone
-        )
+    def carry(plan: ForgetPlan, crew: Crew, job: str | None, progress: Progress | None) -> ForgetPlan:
+        forgetting, call = _Forgetting(asked, redaction, decision), None
+        key, own, requires = f"forget/{new_session()}", log, list[Requirement]()
+        if redaction is not None:
+            call = redaction.rewrite(log, forgetting.decided(log.storage, log.catch_up()), crew, job, progress)
+            key, own, requires = f"forget/{call.session}", call.log_of(log), [call.not_ended]
+        gone = {"checkpoints": plan.checkpoints_gone, "episodes": plan.episodes_gone}
+        commit = _commit(own, forgetting, key, requires, **gone)
+        if call is not None:
+            call.finish()
         shown(commit)
         return replace(plan, made=commit)
 
@@ -158,20 +164,25 @@ class _Forgetting:
 
     def _anew(self, parent: Commit, attempt: Attempt) -> Draft:
         """The draft of a decision as of this commit; ConflictError if that differs from what was planned."""
-        planned, url = self._planned, attempt.storage.url
+        self._done = self.drafted(self.decided(attempt.storage, parent), attempt)
+        return self._done
+
+    def decided(self, storage: Storage, parent: Commit) -> Decision:
+        """The decision as of a commit; ConflictError if it differs from what was planned."""
+        planned, url = self._planned, storage.url
         if planned is not None and parent.digest == planned.parent.digest:
-            decision = planned
-        else:
-            decision = decide(attempt.storage, parent, self.asked)
-            if planned is not None and planned.goes != decision.goes:
-                raise ConflictError(
-                    f"the archive at {url} changed since commit {planned.parent.number}, so that other things would "
-                    "be forgotten than were planned; nothing was committed: plan again"
-                )
+            return planned
+        decision = decide(storage, parent, self.asked)
+        if planned is not None and planned.goes != decision.goes:
+            raise ConflictError(
+                f"the archive at {url} changed since commit {planned.parent.number}, so that other things would "
+                "be forgotten than were planned; nothing was committed: plan again"
+            )
         if decision.empty:
             raise NothingToForgetError(f"nothing at {url} is left to be forgotten: plan again")
-        self._done = self.drafted(decision, attempt)
-        return self._done
+        if planned is not None:
+            self._planned = decision
+        return decision
 
 
 def _commit(

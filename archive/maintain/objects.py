@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, NamedTuple
 from archive import tables
 from archive.base import CorruptManifestError, CorruptStateError, escape, layout, records
 from archive.index import Reach, Walk
-from archive.jobs import JobRound, Jobs
+from archive.jobs import Job, JobRound, Jobs
 from archive.log import Commit, FileRef, Pin, RunEntry, commits, files_there, new_session, tablefiles
 from archive.maintain.tags import Tags
-from archive.store import Storage
+from archive.store import Storage, split_key
 from archive.tables import among, distinct
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 FOLDERS = (layout.JOBS, "journal", "manifest", "shards", "states")  # the folders in which a prune may delete
+REDACT = "redact"  # the kind of jobs that rewrite shards without some episodes
+_COPIES = "merge"  # the kind of those whose items are the numbers of archives, and shards to be copied from there
 _FEW = 100  # objects that are asked for by name: a LIST takes longer the more there are
 _AT_ONCE = 256  # manifest files
 _LOSES_ROWS = frozenset(("compact", "forget", "undo", "restore"))  # kinds that may name less than their parent
@@ -88,11 +90,12 @@ def read_pins(storage: Storage) -> dict[str, str]:
 
 
 def retained(storage: Storage, head: Commit, rounds: Sequence[JobRound] | None = None) -> list[Commit]:
-    """The newest commit, those that tags name, and those that unfinished jobs have frozen. rounds: of these jobs; None
-    looks for them."""
+    """The newest commit, those that tags name, and those that unfinished jobs have frozen, but for redactions: what is
+    to go must not stay for a driver that died, before its commit or after. rounds: of these jobs; None looks for them.
+    """
     numbers = {tag.commit for tag in Tags(storage, head).values()} - {head.number}
     for one in Jobs(storage).unfinished() if rounds is None else rounds:
-        numbers |= {number for number in one.frozen if number < head.number}
+        numbers |= {number for number in one.frozen if 0 < number < head.number and one.kind != REDACT}
     return [head, *commits.read_all(storage, numbers, head)]
 
 
@@ -148,6 +151,13 @@ def without(table: pa.Table, keys: Collection[str]) -> pa.Table:
 def running(head: Commit, rounds: Sequence[JobRound] = ()) -> set[str]:
     """The sessions that may still commit, those of unfinished jobs among them, escaped."""
     return {escape(entry.session) for entry in head.runs.values()} | {escape(one.session) for one in rounds}
+
+
+def copied(storage: Storage, rounds: Sequence[JobRound]) -> set[str]:
+    """The sessions (escaped) in the names of shards that unfinished jobs copy here, which keep their names."""
+    plans = (Job(storage, one.job).plan(one) for one in rounds if one.kind == _COPIES)
+    keys = (split_key(name.partition(" ")[2])[1] for plan in plans for name in plan.items.to_pylist())
+    return {session for session in map(layout.session_of, keys) if session is not None}
 
 
 class Watermarks:

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, Self
 
 from archive.base import UsageError, logger, size, tabulate, visible, written
+from archive.jobs import Crew
 from archive.log import Commit
 from archive.observe import operation
 
@@ -181,15 +182,25 @@ class ForgetPlan(UpkeepPlan):
         """True if nothing goes."""
         return not self.checkpoints_gone and all(one.stays for one in self.episodes)
 
-    def commit(self) -> Self:
+    def commit(
+        self, *, engine: str = "local", workers: int | None = None, num_cpus: float | None = None,
+        num_gpus: float | None = None, job: str | None = None, progress: Progress | None = None,
+    ) -> Self:  # fmt: skip
         """Forget what the plan says, and nothing else; the plan with the commit that was `made` (none if empty).
+
+        Of a redaction: engine, workers, num_cpus, num_gpus: of what rewrites shards, as for `Episodes.map`.  job: a
+        name under which rewritten shards are kept: after whatever stopped it, the same plan, made and committed again,
+        goes on. What was planned goes by one commit at the end.  progress: called with (batches done, batches).
 
         ConflictError if other things would go by now: plan again. UsageError if it was carried out, or if something
         prevents a redaction.
         """
         if self.obstacles:
             raise UsageError(f"the redaction at {self.url} was not done: {'; '.join(self.obstacles)}")
-        return self if self.empty else self._carried_out()
+        crew = Crew(engine, workers, num_cpus, num_gpus)
+        if self.redacted is None and (job is not None or crew != Crew()):
+            raise UsageError("job=, engine= and workers= are of a redaction: all else is one commit, made here")
+        return self if self.empty else self._carried_out(crew, job, progress)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as values of JSON."""

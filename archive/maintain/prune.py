@@ -32,6 +32,7 @@ from archive.maintain.objects import (
     History,
     Watermarks,
     check_made,
+    copied,
     forgotten,
     read_pins,
     retained_reach,
@@ -145,7 +146,7 @@ class Garbage:
         history.follow(head)
         is_of_rows = history.lost_rows and any(key.startswith(_OF_STEPS) for key in keys)
         named = history.shards(self._there()) if is_of_rows else ()
-        sessions, journaled = running(head, rounds), Watermarks.of(head)
+        sessions, journaled = running(head, rounds) | copied(self._storage, rounds), Watermarks.of(head)
         going = {escape(one.job) for one in rounds}
         for key in keys:
             if key in pins:

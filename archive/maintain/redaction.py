@@ -7,6 +7,7 @@ names it: after a kill before that nothing has changed, and what was put is like
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -19,13 +20,13 @@ from archive import tables
 from archive.arrays import Ints, Steps, numbers
 from archive.base import ConflictError, CorruptStateError, at_once, escape, jsontree, layout, one_line
 from archive.index import Branches, Snapshot, checkpoint_places
-from archive.jobs import Jobs
-from archive.log import Commit, FileRef, commits, new_session, read_of, tablefiles
+from archive.jobs import Asked, Crew, JobCall, Jobs
+from archive.log import Commit, CommitLog, FileRef, commits, read_of, tablefiles
 from archive.maintain import relocation
 from archive.maintain.draft import Draft
-from archive.maintain.objects import Watermarks, read_pins
+from archive.maintain.objects import REDACT, Watermarks, read_pins
 from archive.maintain.plans import Redacted
-from archive.maintain.relocation import WHERE, Location
+from archive.maintain.relocation import Location, Relocation
 from archive.maintain.survivors import RUNNING, Decision, rows_held
 from archive.maintain.tags import Tags
 from archive.read.chunks import Segments, Shards
@@ -54,12 +55,33 @@ class Redaction:
         self._storage = storage
         self._layout = layout
         self._ids = frozenset(ids)
+        self._call: JobCall | None = None
         self._written: tuple[list[Any], list[Location], FileRef] | None = None  # old and new places of steps
         self._found: tuple[Snapshot, tuple[_Stored, _Stored]] | None = None
 
+    def rewrite(self, log: CommitLog, decision: Decision, crew: Crew, job: str | None, progress: Any) -> JobCall:
+        """Write the steps of others to new shards, or what of them a job of this name has not written yet."""
+        storage, some = self._storage, [one for one in self._stored(decision) if len(one.rows)]
+        sources = {one.kind: one.source for one in some}
+        crew.check(storage, Relocation(self._layout, "", decision.snapshot))
+
+        def batches() -> list[Ints]:
+            groups = [(one, one.pieces.beside(group=np.full(len(one.pieces), n))) for n, one in enumerate(some)]
+            whole = crew.alone and job is None
+            return [batch for one, of in groups for batch in relocation.batches(one.source, one.kind, of, whole=whole)]
+
+        names = hashlib.sha256("\n".join(sorted(self._ids)).encode("utf-8", "surrogatepass")).hexdigest()
+        self._call = call = JobCall.of(log, job, Asked(REDACT, {"ids": names[:16]}), decision.parent, batches)
+        frozen = call.frozen(decision.snapshot)
+        relocating = Relocation(self._layout, call.session, frozen, **(sources if frozen is decision.snapshot else {}))
+        if some or call.batches:
+            moved, places, chunks = relocation.write(call, relocating, crew, progress)
+            self._written = relocating.where(moved), places, chunks
+        return call
+
     def applied(self, decision: Decision, *, is_dry: bool) -> Decision:
-        """The decision with the steps of others at new places. They are written once, however often this is called;
-        ConflictError if they are no longer the ones that were written. is_dry: nothing is written."""
+        """The decision with the steps of others at new places, as `rewrite` wrote them; ConflictError if they are no
+        longer the ones that were written. is_dry: nothing is written."""
         some = [one for one in self._stored(decision) if len(one.rows)]
         if not some:
             return decision
@@ -68,17 +90,16 @@ class Redaction:
             chunks = FileRef(layout.manifest_key("planned", "redact", "chunks"), 0, 0, 0)
             place = {"shard": layout.shard_key("planned", "redact", 0, self._layout)}
             written = where, [place | tablefiles.chunk_columns(chunks)] * len(where), chunks
-        elif (known := self._written) is not None:
-            written = known
-        else:
-            groups = [(one.source, one.pieces) for one in some if len(one.pieces)]
-            self._written = written = where, *relocation.write(self._storage, self._layout, new_session(), groups)
-        before, places, chunks = written
-        if before != where:
+        elif self._written is None or self._written[0] != where:
+            if self._call is not None:
+                self._call.give_up()
             raise ConflictError(
                 f"steps at {self._storage.url} were moved or added while a redaction rewrote others; nothing was "
                 "committed: plan again"
             )
+        else:
+            written = self._written
+        _, places, chunks = written
         left = iter(places)
         return replace(decision, moved={one.kind: one.moved(left) for one in some}, chunks=chunks)
 
@@ -117,8 +138,7 @@ class _Stored:
     @property
     def where(self) -> list[Any]:
         """The place of each range now."""
-        rows = self.table.select(WHERE).take(self.pieces.stream).to_pylist()
-        return list(zip(rows, self.pieces.lo.tolist(), self.pieces.hi.tolist(), strict=True))
+        return relocation.where(self.source, self.pieces)
 
     def moved(self, places: Iterator[Location]) -> pa.Table:
         """The table with the ranges at the next of these places, in place of their rows."""
@@ -146,8 +166,8 @@ def _segments(decision: Decision) -> _Stored:
 
 def _late(decision: Decision) -> _Stored:
     """The rows of the late table for steps that go, or in shards with such steps."""
-    table = tablefiles.load(decision.snapshot.storage, "late", decision.parent.files("late"))
-    source = _as_segments(table, decision)
+    table = relocation.late_rows(decision.snapshot)
+    source = relocation.as_segments(decision.snapshot, table)
     over = overlaps(table, decision.snapshot.take(decision.gone, STRETCH))
     away = Steps(over["late"], over["step"], over["step"] + over.length)
     names = table["shard"].to_pylist()
@@ -158,13 +178,6 @@ def _late(decision: Decision) -> _Stored:
     rows = np.flatnonzero([name in shards for name in names])
     left = Steps(rows, np.zeros_like(rows), table["length"].to_numpy()[rows]).minus(away)
     return _Stored("late", table, source, shards, rows, left)
-
-
-def _as_segments(late: pa.Table, decision: Decision) -> Snapshot:
-    """The late table in the form of the segments table: the same columns say where steps are stored."""
-    names = [name for name in tables.schema("segments").names if name in late.column_names]
-    rows = tables.from_columns("segments", {name: late[name].to_pylist() for name in names})
-    return Snapshot.of(decision.snapshot.storage, decision.parent, rows)
 
 
 # -- shards with rows that no segment names, after a forgetting or a compaction ----------------------------------------
@@ -235,7 +248,7 @@ def _obstacles(
         yield f"their steps lie in other archives: {_listed(sorted(urls))}; {_COPY}"
     if tags := [tag.name for tag in Tags(storage, head).values() if _is_kept(storage, head, tag.commit, mentions)]:
         yield f"tags lead to them, and a tag stays: {_listed(tags)}; {_COPY}"
-    rounds = [one for one in Jobs(storage).unfinished() if one.kind != "redact"]
+    rounds = [one for one in Jobs(storage).unfinished() if one.kind != REDACT]
     if jobs := [o.job for o in rounds if any(_is_kept(storage, head, n, mentions) for n in sorted(o.frozen))]:
         yield f"jobs that have not ended read them: {_listed(jobs)}; {_END_JOBS}"
     if made is not None:

@@ -268,6 +268,12 @@ _FAILED = {
     "episode_id": _TEXT.says("the episode at which a job's function failed"),
     "error": _TEXT.says("class and text of the error"),
 }
+_MOVED = {
+    "shard": _NAME.says("key of the new shard of a range of steps that was moved"),
+    "start": _START.says("where it begins there"),
+    "extents": _EXTENTS.or_null("none such").says("as in the segments table"),
+    "schema": _PROSE.says("JSON of the shard's schema"),
+}
 _TAGS = {
     "name": _TEXT.says("of the tag; there is one row of a name"),
     "target": COUNT.says("the commit that it names; of a checkpoint one whose tables have it, not always its own"),
@@ -330,6 +336,7 @@ TABLES = {
     "ledger": Table(_LEDGER, of=EPISODE, listed=True),
     "batches": Table(_BATCHES),
     "failed": Table(_FAILED),
+    "moved": Table(_MOVED),
 }
 LISTED = tuple(kind for kind, table in TABLES.items() if table.listed)
 SHARDED = tuple(kind for kind in LISTED if "chunks" in TABLES[kind].columns)  # their rows name shards
