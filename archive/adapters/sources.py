@@ -169,19 +169,20 @@ def archive_dataset(
         call.carry_out(_StagedEpisodes(source, arc.storage, arc.layout, place, schema), crew, progress)
         if call.job is not None and call.round is not None:
             call.job.check_going(call.round)
-        made = _committed(log, joint, call, told)
+        made = _committed(log, arc.head.number, joint, call, told)
     call.finish()
     arc.refresh()
     return Checkpoint(arc.storage, made)
 
 
-def _committed(log: CommitLog, joint: Joint, call: JobCall, progress: str) -> Commit:
-    """Commit all that was staged as one checkpoint, which another driver of the job may do, too."""
+def _committed(log: CommitLog, seen: int, joint: Joint, call: JobCall, progress: str) -> Commit:
+    """Commit all that was staged as one checkpoint, which another driver of the job may do, too. seen: the newest
+    commit that was known at the call: a session of the run that was opened later is not ended."""
     storage, place = log.storage, joint.place
     parts = [_rows(receipt) for receipt in call.read(call.results)]
     rows, positions = end_to_end(parts), sum(taken for _, taken in parts)
     open_session(
-        log, place, log.began, check=partial(check_newest, storage, place.run),
+        log, place, seen, check=partial(check_newest, storage, place.run),
         take_over=partial(take_over, log, place, None), again=True,
     )  # fmt: skip
     index = PartIndex(

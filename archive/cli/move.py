@@ -145,9 +145,9 @@ def _is_job(work: Mapping[str, Any]) -> bool:
     return work["engine"] != "local" or any(work[name] is not None for name in ("workers", "job"))
 
 
-def _goes_on(arc: Archive, work: Mapping[str, Any]) -> bool:
-    """True if the job was begun before, and has not ended."""
-    return work["job"] is not None and any(one.job == work["job"] for one in arc.jobs.unfinished())
+def _going_on(arc: Archive, work: Mapping[str, Any]) -> list[str]:
+    """The session of the job, if that was begun before, and has not ended."""
+    return [one.session for one in arc.jobs.unfinished() if one.job == work["job"]] if work["job"] else []
 
 
 @contextmanager
@@ -231,7 +231,7 @@ def _to_plain_files(
     episodes = _chosen(arc, **how)
     files = Storage.connect(to, target.storage_options).list("")
     there = sum(file.startswith("part-") and file.endswith(f".{name}") for file in files)
-    if there and not yes and not _goes_on(arc, work):
+    if there and not yes and not _going_on(arc, work):
         raise UsageError(
             f"{to} has {there} files, some of which would be replaced by those of {len(episodes)} episodes; nothing "
             "was done: give another folder, or add --yes"
@@ -301,7 +301,7 @@ def import_(
     elif _is_job(work):
         raise UsageError(f"--engine, --workers and --job are for imports of episodes; {name} has a checkpoint")
     with _made_if_need_be(target) as arc:
-        if run in arc.head.runs and not yes and not _goes_on(arc, work):
+        if run in arc.head.runs and not yes and arc.head.runs[run].session not in _going_on(arc, work):
             raise UsageError(
                 f"{arc.url} has a run {run!r}, and a job that still writes to it could no longer commit; nothing was "
                 "done: give another --run, or add --yes"

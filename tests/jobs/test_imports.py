@@ -170,6 +170,22 @@ def test_what_cannot_be(tmp_path: Path, file: Path) -> None:
     assert len(npz.import_dataset(file, arc, job="in").episodes) == 3
 
 
+def test_a_session_that_was_opened_meanwhile_ends_as_with_any_import(tmp_path: Path) -> None:
+    several, arc, run = one_file(tmp_path), archive.create(tmp_path / "a"), CliRunner()
+    interrupted(lambda: npz.import_dataset(str(several), arc, run="imported", job="in"), 1)
+    with archive.open(arc.url).writer(run="imported") as w:
+        w.add_episode({"x": np.arange(3)})
+        asked = run.invoke(cli.main, ["import", arc.url, str(several), "-f", "d3rlpy", "--job", "in"])
+        assert asked.exit_code == 2
+        assert "add --yes" in asked.output
+        w.commit()
+        stale = archive.open(arc.url, commit=1)
+        with pytest.raises(UsageError, match="read only"):
+            npz.import_dataset(str(several), stale, run="imported", job="in")
+    made = npz.import_dataset(str(several), archive.open(arc.url), run="imported", job="in")
+    assert archive.open(arc.url).head.runs["imported"].session == made.session
+
+
 def test_a_job_that_is_cancelled_meanwhile_commits_nothing(tmp_path: Path) -> None:
     several, arc = one_file(tmp_path), archive.create(tmp_path / "a")
 
