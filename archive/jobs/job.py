@@ -22,6 +22,7 @@ from archive.base import (
     NotFoundError,
     UsageError,
     __version__,
+    at_once,
     layout,
     one_line,
     tabulate,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _AT_ONCE = 256  # results read together
+_THREADS = 16  # that read small objects
 COLUMNS = ("job", "kind", "batches", "of", "committed", "failed", "forgotten", "state")
 
 
@@ -215,8 +217,9 @@ class Job:
 
     def _made(self, there: Named, round: JobRound) -> list[tuple[int, FoldCommit]]:
         """The commits of a round's results, by fold."""
-        every = [(number, self._read(f"made-{number:06d}.json", FoldCommit)) for number in sorted(there.made)]
-        return [(number, one) for number, one in every if one.round == round.number]
+        numbers = sorted(there.made)
+        every = at_once(lambda n: self._read(f"made-{n:06d}.json", FoldCommit), numbers, _THREADS)
+        return [(number, one) for number, one in zip(numbers, every, strict=True) if one.round == round.number]
 
     def _fold(self, number: int) -> Fold:
         found: Fold = self._read(f"fold-{number:06d}.json", Fold)
@@ -226,7 +229,7 @@ class Job:
         """The failures in results of which there is no commit yet."""
         if round.number in there.end:
             return
-        gone = {n for number in there.fold & there.made for n in self._fold(number).numbers}
+        gone = {n for fold in at_once(self._fold, there.fold & there.made, _THREADS) for n in fold.numbers}
         wanted = sorted(_of(round, there) - gone)
         receipts = self.receipts(round)
         for at in range(0, len(wanted), _AT_ONCE):
@@ -370,7 +373,8 @@ class Job:
     def folds(self) -> Folds:
         """Its folds."""
         there = self._look()
-        return Folds(self, {n: self._fold(n) for n in sorted(there.fold)}, there.made)
+        numbers = sorted(there.fold)
+        return Folds(self, dict(zip(numbers, at_once(self._fold, numbers, _THREADS), strict=True)), there.made)
 
     def ends(self, round: JobRound, outcome: Outcome) -> bool:
         """End a round; True if this call did."""
@@ -483,7 +487,7 @@ class Jobs(Mapping[str, Job]):
     @property
     def abouts(self) -> list[dict[str, Any]]:
         """A summary of each; of one that is damaged its name alone."""
-        return [_told(job) for job in self.values()]
+        return at_once(_told, self.values(), _THREADS)
 
     @property
     def _rows(self) -> list[list[Any]]:
