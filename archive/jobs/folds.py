@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from archive import tables
-from archive.arrays import arrow, numbers, places, sums
+from archive.arrays import Ints, arrow, numbers, places, sums
 from archive.base import CorruptStateError, FieldError, IntegrityError, JobError, escape, layout, logger
 from archive.fields import Bools, FieldSpec, ShardSchema, dtypes, loads
 from archive.index import Snapshot
@@ -115,11 +116,10 @@ class ColumnFolds:
         snapshot = None if self._log.head.let_go is None else Snapshot(self._log.storage, self._log.head)
 
         def small() -> Iterator[LateRows]:
-            for one, held in self._results(fold):
-                if one.index.failed:
-                    failed.append(one.failed)
-                if one.has("chunks.parquet"):
-                    placed.append((one.table("late"), one.table("chunks")))
+            for results, held in self._results(fold):
+                failed.extend(one.failed for one in results if one.index.failed)
+                large = [one for one in results if one.has("chunks.parquet")]
+                placed.extend((one.table("late"), one.table("chunks")) for one in large)
                 for columns in held:
                     kept = columns.where(_there(columns.rows, snapshot))
                     forgotten.append(steps_of(columns.rows) - steps_of(kept.rows))
@@ -135,45 +135,20 @@ class ColumnFolds:
             raise FieldError(f"the function gave {first} for some episodes, and {other} for others{SAME}")
         return late, chunks, sum(forgotten)
 
-    def _results(self, fold: Fold) -> Iterator[tuple[Receipt, list[LateRows]]]:
-        """The results of a fold, each with the columns that are within it; a few are in memory."""
-        wanted = fold.numbers
+    def _results(self, fold: Fold) -> Iterator[tuple[list[Receipt], list[LateRows]]]:
+        """The results of a fold, a few at a time, and the columns that are within them."""
+        call, wanted = self._call, fold.numbers
         for at in range(0, len(wanted), _READ_AT_ONCE):
-            results = [*self._call.read(wanted[at : at + _READ_AT_ONCE])]
-            for one in results if self._call.round is not None else ():
-                _check(one, self._call)
-            held = [list(_held(one, self._of(one))) for one in results]
-            if self._call.round is not None:
-                late = [one.table("late") for one in results] + [one.rows for some in held for one in some]
-                self._check_steps(results, tables.concat("late", late))
-            yield from zip(results, held, strict=True)
-
-    def _of(self, receipt: Receipt) -> Episodes:
-        """The episodes of its batch."""
-        return chosen(self._source, self._call.plan.batch(receipt.index.batch - self._call.first))
-
-    def _check_steps(self, results: Sequence[Receipt], late: pa.Table) -> None:
-        """CorruptStateError unless results have each step of their episodes once, but for the episodes at which the
-        function failed. late: their rows of the late table."""
-        import pyarrow as pa
-
-        items = [item for one in results for item in self._call.plan.batch(one.index.batch - self._call.first)]
-        some = chosen(self._source, items)
-        spans = some.step_spans()
-        taken = some.reader.snapshot.take(spans.rows, STRETCH)
-        begins, counts = numbers(taken["position"]) + spans.lo, spans.hi - spans.lo
-        met = overlaps(late, pa.table({**{name: taken[name] for name in STREAM}, "position": begins, "length": counts}))
-        found = sums(np.bincount(met.stream, met.length, len(spans.rows)).astype(np.int64), spans.offsets)
-        lack = some.pick(np.flatnonzero(found < spans.lengths())).columns(["episode_id"])["episode_id"].to_pylist()
-        failed = {name for one in results for name in one.failed["episode_id"].to_pylist()}
-        once = int(met.union().length.sum()) == int(met.length.sum()) == steps_of(late)
-        if not once or not failed.issuperset(lack):
-            wrong = "lack steps of their episodes" if once else "have steps twice, or of others"
-            raise CorruptStateError(
-                f"results {results[0].index.batch} to {results[-1].index.batch} of job {self._call.store.job!r}, the "
-                f"first of which is {results[0].where}, {wrong}: they are damaged, or not its own, and nothing of them "
-                f"was committed; {results[0].damage}"
-            )
+            results = [*call.read(wanted[at : at + _READ_AT_ONCE])]
+            items = [call.plan.batch(one.index.batch - call.first) for one in results]
+            for one, own in zip(results, items, strict=True) if call.round is not None else ():
+                _check(one, call, len(own))
+            some = chosen(self._source, [*chain.from_iterable(items)])
+            held = _held(results, np.cumsum([0, *map(len, items)]), some)
+            if call.round is not None:
+                late = [one.table("late") for one in results if one.has("late.parquet")]
+                _check_steps(results, tables.concat("late", [*late, *(one.rows for one in held)]), some)
+            yield results, held
 
 
 def steps_of(late: pa.Table) -> int:
@@ -181,16 +156,18 @@ def steps_of(late: pa.Table) -> int:
     return int(numbers(late["length"]).sum())
 
 
-def _check(receipt: Receipt, call: JobCall) -> None:
-    """CorruptStateError unless this is a result of a call's round: with large columns in shards of its session alone,
-    and with what its index says."""
+def _check(receipt: Receipt, call: JobCall, items: int) -> None:
+    """CorruptStateError unless this is a result of a call's round, for so many items: with large columns in shards of
+    its session alone, and with what its index says."""
     import pyarrow.compute as pc
 
-    index, late = receipt.index, receipt.table("late")
-    items = len(call.plan.batch(index.batch - call.first))
+    index = receipt.index
     said = index.session, index.function, index.items, index.failed
     if said != (call.session, call.store.function, items, receipt.failed.num_rows):
         raise CorruptStateError(f"{receipt.where} is of another round, or says what it does not have; {receipt.damage}")
+    if not (receipt.has("late.parquet") or receipt.has("chunks.parquet")):
+        return
+    late = receipt.table("late")
     shards = {*distinct(late["shard"])}
     strange = [key for key in shards if layout.session_of(key) != escape(call.session)]
     if strange or shards != {*distinct(receipt.table("chunks")["shard"])} or pc.any(late["dropped"]).as_py():
@@ -209,22 +186,54 @@ def _schemas(receipt: Receipt) -> list[ShardSchema]:
     raise CorruptStateError(f"{receipt.where} names no schemas of its columns; {receipt.damage}")
 
 
-def _held(receipt: Receipt, some: Episodes) -> Iterator[LateRows]:
-    """The columns within a receipt, of episodes of its batch."""
+def _check_steps(results: Sequence[Receipt], late: pa.Table, some: Episodes) -> None:
+    """CorruptStateError unless results have each step of their episodes once, but for the episodes at which the
+    function failed. late: their rows of the late table."""
+    import pyarrow as pa
+
+    spans = some.step_spans()
+    taken = some.reader.snapshot.take(spans.rows, STRETCH)
+    begins, counts = numbers(taken["position"]) + spans.lo, spans.hi - spans.lo
+    met = overlaps(late, pa.table({**{name: taken[name] for name in STREAM}, "position": begins, "length": counts}))
+    found = sums(np.bincount(met.stream, met.length, len(spans.rows)).astype(np.int64), spans.offsets)
+    lack = some.pick(np.flatnonzero(found < spans.lengths())).columns(["episode_id"])["episode_id"].to_pylist()
+    failed = {name for one in results if one.index.failed for name in one.failed["episode_id"].to_pylist()}
+    once = int(met.union().length.sum()) == int(met.length.sum()) == steps_of(late)
+    if not once or not failed.issuperset(lack):
+        wrong = "lack steps of their episodes" if once else "have steps twice, or of others"
+        raise CorruptStateError(
+            f"results {results[0].index.batch} to {results[-1].index.batch} of job {results[0].index.job!r}, the first "
+            f"of which is {results[0].where}, {wrong}: they are damaged, or not its own, and nothing of them was "
+            f"committed; {results[0].damage}"
+        )
+
+
+def _held(results: Sequence[Receipt], starts: Ints, some: Episodes) -> list[LateRows]:
+    """The columns within receipts, gathered by kind. some: the episodes of all their batches; starts: the first one of
+    each receipt's, and the number of all."""
     spans = some.step_spans()
     lengths = spans.lengths()
-    for i, schema in enumerate(_schemas(receipt)):
-        form = receipt.index.arrays.get(str(i))
-        which = receipt.values(str(i), form.shape[0] if form is not None and form.shape else -1)
-        if which.dtype != np.int64 or which.ndim != 1 or len(np.unique(which)) < len(which) or (
-            len(which) and not 0 <= which.min() <= which.max() < len(some)
-        ):  # fmt: skip
-            raise CorruptStateError(f"{receipt.where} names episodes that its batch has not; {receipt.damage}")
-        fields = schema.fields
-        arrays = {spec.name: receipt.values(f"{i}/{spec.name}", int(lengths[which].sum())) for spec in fields}
-        for spec in fields:
-            dtypes.check_stored(arrays[spec.name], spec.dtype)
-        yield Gathered(schema.dumps(), which, arrays).of(some.reader.snapshot, spans)
+    parts: dict[str, list[Gathered]] = {}
+    for receipt, start, stop in zip(results, starts, starts[1:], strict=False):
+        for i, schema in enumerate(_schemas(receipt)):
+            form = receipt.index.arrays.get(str(i))
+            which = receipt.values(str(i), form.shape[0] if form is not None and form.shape else -1)
+            if which.dtype != np.int64 or which.ndim != 1 or len(np.unique(which)) < len(which) or (
+                len(which) and not 0 <= which.min() <= which.max() < stop - start
+            ):  # fmt: skip
+                raise CorruptStateError(f"{receipt.where} names episodes that its batch has not; {receipt.damage}")
+            which = which + start
+            arrays = {one.name: receipt.values(f"{i}/{one.name}", int(lengths[which].sum())) for one in schema.fields}
+            for spec in schema.fields:
+                dtypes.check_stored(arrays[spec.name], spec.dtype)
+            parts.setdefault(schema.dumps(), []).append(Gathered(schema.dumps(), which, arrays))
+    return [_joined(of).of(some.reader.snapshot, spans) for of in parts.values()]
+
+
+def _joined(parts: Sequence[Gathered]) -> Gathered:
+    """Columns of one kind, end to end."""
+    arrays = {name: np.concatenate([one.arrays[name] for one in parts]) for name in parts[0].arrays}
+    return Gathered(parts[0].schema, np.concatenate([one.episodes for one in parts]), arrays)
 
 
 def _there(late: pa.Table, snapshot: Snapshot | None) -> Bools:
