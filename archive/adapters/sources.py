@@ -26,12 +26,13 @@ from archive.base import (
     JobError,
     check_text,
     jsontree,
+    logger,
 )
 from archive.checkpoint import MAIN_BUFFER, Checkpoint, Joint, assembly
 from archive.fields import Schema
-from archive.jobs import Agree, Asked, Crew, Items, JobCall, Procedure, Progress, Receipt, Result
+from archive.jobs import Agree, Asked, Crew, Items, Job, JobCall, Procedure, Progress, Receipt, Result
 from archive.journal import take_over
-from archive.log import Commit, CommitLog, Place, open_session
+from archive.log import Commit, CommitLog, Place, commits, open_session
 from archive.maintain import check_newest
 from archive.read import sizes
 from archive.saved import Part, PartIndex, Request, stage
@@ -149,7 +150,8 @@ def archive_dataset(
     """Add the episodes of a dataset and commit them as one checkpoint: all of them or, if anything is wrong, none.
     `about` becomes its progress.
 
-    crew, job: as of `episodes.map`; the same call goes on with batches that are not staged.
+    crew, job: as of `episodes.map`; the same call goes on with batches that are not staged, and gives the checkpoint of
+    a job that is finished.
     """
     arc.check_writable()
     log, crew = CommitLog(arc.storage, arc.id, arc.head), crew or Crew()
@@ -157,6 +159,9 @@ def archive_dataset(
     told = jsontree.dumps(dict(about), where="progress")
     crew.check(arc.storage, source)
     ask = Asked("import", {"from": source.where, "name": name, "run": run, **source.terms})
+    if job is not None and (made := _finished(log, Job(arc.storage, job), ask)) is not None:
+        arc.refresh()
+        return Checkpoint(arc.storage, made)
     whole = crew.alone and job is None
     call = JobCall.of(log, job, ask, arc.head, partial(source.batches, whole=whole))
     place = Place(0, 1, run, call.session)
@@ -173,6 +178,22 @@ def archive_dataset(
     call.finish()
     arc.refresh()
     return Checkpoint(arc.storage, made)
+
+
+def _finished(log: CommitLog, job: Job, ask: Asked) -> Commit | None:
+    """The commit of a job that is finished: whoever repeats the call may not know. None if it is not."""
+    known = job.newest_round()
+    if known is None or known.end is None or known.end.outcome != "finished":
+        return None
+    ask.check(job.name, known.record, log.storage.url)
+    since = CommitLog(log.storage, log.archive_id, commits.read_of(log.storage, min(known.record.frozen), log.head))
+    since.catch_up()
+    made = since.find(Joint(Place(0, 1, ask.terms["run"], known.record.session), ask.terms["name"], 1).transaction)
+    if made is not None:
+        logger.info(
+            "job %r is finished: commit %d has what it imported; another name imports it again", job.name, made.number
+        )
+    return made
 
 
 def _committed(log: CommitLog, seen: int, joint: Joint, call: JobCall, progress: str) -> Commit:

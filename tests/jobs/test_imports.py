@@ -170,6 +170,22 @@ def test_what_cannot_be(tmp_path: Path, file: Path) -> None:
     assert len(npz.import_dataset(file, arc, job="in").episodes) == 3
 
 
+def test_a_job_that_is_finished_imports_nothing_again(tmp_path: Path) -> None:
+    several, root = one_file(tmp_path), tmp_path / "a"
+    made = npz.import_dataset(several, archive.create(root), job="in")
+    for i in range(4):
+        with archive.open(root).writer(run="other") as w:
+            w.add_episode({"x": np.arange(i + 1)})
+    archive.open(root).prune("0s", force=True, dry_run=False)  # its plan and results are gone
+    arc = archive.open(root)
+    again = npz.import_dataset(several, arc, job="in")
+    assert again.number == made.number
+    assert len(arc.episodes) == len(LENGTHS) + 4
+    with pytest.raises(UsageError, match="begun with run='main', not 'other'"):
+        npz.import_dataset(several, arc, job="in", run="other")
+    assert npz.import_dataset(several, arc, job="again").number > made.number
+
+
 def test_a_session_that_was_opened_meanwhile_ends_as_with_any_import(tmp_path: Path) -> None:
     several, arc, run = one_file(tmp_path), archive.create(tmp_path / "a"), CliRunner()
     interrupted(lambda: npz.import_dataset(str(several), arc, run="imported", job="in"), 1)
