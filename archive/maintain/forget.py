@@ -33,7 +33,7 @@ from archive.log import (
 from archive.maintain.draft import Draft, as_commit, draft, redraft, with_since, with_tables
 from archive.maintain.objects import no_longer, note_forgotten
 from archive.maintain.plans import ForgetPlan, Progress
-from archive.maintain.redaction import Redaction
+from archive.maintain.redaction import Redaction, transaction
 from archive.maintain.retention import UNREFERENCED, ForgetRequest
 from archive.maintain.survivors import Decision, decide
 from archive.observe import operation
@@ -58,10 +58,10 @@ def plan(log: CommitLog, asked: ForgetRequest, shown: Shown, redaction: Redactio
 
     def carry(plan: ForgetPlan, crew: Crew, job: str | None, progress: Progress | None) -> ForgetPlan:
         forgetting, call = _Forgetting(asked, redaction, decision), None
-        key, own, requires = f"forget/{new_session()}", log, list[Requirement]()
+        key, own, requires = transaction(new_session()), log, list[Requirement]()
         if redaction is not None:
             call = redaction.rewrite(log, forgetting.decided(log.storage, log.catch_up()), crew, job, progress)
-            key, own, requires = f"forget/{call.session}", call.log_of(log), [call.not_ended]
+            key, own, requires = transaction(call.session), call.log_of(log), [call.not_ended]
         gone = {"checkpoints": plan.checkpoints_gone, "episodes": plan.episodes_gone}
         commit = _commit(own, forgetting, key, requires, **gone)
         if call is not None:

@@ -20,7 +20,7 @@ from archive import tables
 from archive.arrays import Ints, Steps, numbers
 from archive.base import ConflictError, CorruptStateError, at_once, escape, jsontree, layout, one_line
 from archive.index import Branches, Snapshot, checkpoint_places
-from archive.jobs import Asked, Crew, JobCall, Jobs
+from archive.jobs import Asked, Crew, Job, JobCall, Jobs
 from archive.log import Commit, CommitLog, FileRef, commits, read_of, tablefiles
 from archive.maintain import relocation
 from archive.maintain.draft import Draft
@@ -70,6 +70,8 @@ class Redaction:
             whole = crew.alone and job is None
             return [batch for one, of in groups for batch in relocation.batches(one.source, one.kind, of, whole=whole)]
 
+        if job is not None:
+            _end_if_committed(log, Job(storage, job))
         names = hashlib.sha256("\n".join(sorted(self._ids)).encode("utf-8", "surrogatepass")).hexdigest()
         self._call = call = JobCall.of(log, job, Asked(REDACT, {"ids": names[:16]}), decision.parent, batches)
         frozen = call.frozen(decision.snapshot)
@@ -115,6 +117,22 @@ class Redaction:
         if self._found is None or self._found[0] is not decision.snapshot:
             self._found = decision.snapshot, (_segments(decision), _late(decision))
         return self._found[1]
+
+
+def _end_if_committed(log: CommitLog, job: Job) -> None:
+    """End a job whose driver died after its commit: its episodes are gone, so the same call is not made again."""
+    known = job.newest_round()
+    if known is None or known.end is not None or known.record.kind != REDACT:
+        return
+    since = CommitLog(log.storage, log.archive_id, read_of(log.storage, known.record.commit, log.head))
+    since.catch_up()
+    if since.find(transaction(known.record.session)) is not None:
+        job.ends(known.record, "finished")
+
+
+def transaction(session: str) -> str:
+    """The key of the commit of a redaction that was written under this session."""
+    return f"forget/{session}"
 
 
 # -- shards that must go -----------------------------------------------------------------------------------------------

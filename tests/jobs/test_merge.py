@@ -16,6 +16,7 @@ from archive.errors import JobError, NotFoundError, UsageError
 from archive.testing import steps
 from resharding import archives
 from tests.support.broken_jobs import interrupted, interrupted_at_each
+from tests.support.commands import document
 from tests.support.compactions import everything
 from tests.support.kills import die_at
 from tests.support.pruning import NOW, keys_of, killed_at, sound
@@ -171,6 +172,22 @@ def test_parts_of_an_archive(root: Path) -> None:
     made = resharding.reshard(arc, plan, root / "two", **how)
     assert (made.world_size, [one.id for one in made.episodes]) == (2, ["e40"])
     assert archive.open(root / "two").jobs["some"].finished
+
+
+def test_commands_take_a_job_and_workers(root: Path) -> None:
+    how = ("--copy", "--job", "all", "--workers", "2")
+    made = document("merge", root / "a", str(root / "b"), "--to", str(root / "to"), *how)
+    assert made["episodes"] == 8
+    document("filter", root / "a", "--where", "length > 5", "--to", str(root / "some"), *how)
+    with archive.open(root / "to").writer(run="last") as w:
+        w.checkpoint(1).result()
+    document("reshard", root / "to", "2", "--to", str(root / "two"), *how)
+    document("split", root / "to", "2", "--to", str(root / "half"), *how)
+    document("forget", root / "to", "--id", "e0", "--redact", "--job", "gone", "--yes")
+    document("compact", root / "to", "--job", "tidy", "--workers", "2", "--yes")
+    assert sorted(archive.open(root / "to").jobs) == ["all", "gone", "tidy"]
+    for name in ("to", "some", "two", "half"):
+        assert all(one.finished for one in archive.open(root / name).jobs.values())
 
 
 def test_arguments_that_make_no_sense(root: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import archive
 import resharding
 from archive.errors import ConflictError, NotFoundError, UsageError
+from archive.jobs import JobCall
 from archive.maintain import relocation, verify
 from archive.testing import faults
 from tests.support.broken_jobs import interrupted, interrupted_at_each
@@ -150,6 +151,30 @@ def test_steps_that_were_moved_meanwhile(root: Path) -> None:
     before = others(root)
     redact(root)
     check_gone(root, before)
+
+
+def test_its_driver_died_after_the_commit(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prune deletes all the same, and the name may be used again."""
+    before = others(root)
+    with monkeypatch.context() as patch:
+        patch.setattr(JobCall, "finish", raising(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            redact(root)
+    assert job(root).state == "unfinished"
+    check_gone(root, before)
+    name = next(iter(before))
+    archive.open(root).forget(ids=[name], redact=True).commit(job="redact-17")
+    assert job(root).finished
+    assert (job(root).newest.number, archive.open(root).jobs.unfinished()) == (1, [])
+    del before[name]
+    check_gone(root, before)
+
+
+def raising(error: type[BaseException]) -> Any:
+    def call(*_: Any) -> None:
+        raise error
+
+    return call
 
 
 def test_other_jobs_that_read_it_are_an_obstacle(root: Path) -> None:
