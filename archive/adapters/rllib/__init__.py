@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from archive.base import package
 
-package("ray.rllib", "archive.adapters.rllib", "'ray[data,rllib]>=2.40'")
+package("ray.rllib", "archive.adapters.rllib", "'trajectory-archive[rllib]'")
 
 from archive.adapters import Report
 from archive.adapters.rllib.buffer import follow, restore, save
