@@ -283,17 +283,21 @@ def _transfer(selections: Sequence[Outgoing], target: _Recipient) -> Archive:
         rows = {"segments": new, "branches": branch_rows(known.origins, known.runs), "labels": said, "late": fields}
         return rows, {"bases": {**parent.bases, **bases}}
 
-    # The same for the same rows, so that two processes that do the same commit once; each has chunk files of its own.
-    what: list[Any] = [[one.archive.id, addresses(one.names)] for one in fresh]
-    what += [list(branches.origins)] if branches else []
-    beside = [said, fields.drop_columns(list(CHUNK_FILE))]
-    what += [hashlib.sha256(tables.dumps(table)).hexdigest() for table in beside if table.num_rows]
-    key = f"merge/{hashlib.sha256(json.dumps([what, target.copy]).encode()).hexdigest()}"
+    key = _transaction(fresh, branches, [said, fields.drop_columns(list(CHUNK_FILE))], copy=target.copy)
     if call is None:
         log.commit(key, Change("merge", adds))
     else:
         _committed(call, log, key, Change("merge", adds, [call.not_ended], session=call.session))
     return archive.refresh()
+
+
+def _transaction(fresh: Sequence[Outgoing], branches: Branches, beside: Sequence[pa.Table], *, copy: bool) -> str:
+    """The key of the commit: the same for the same rows, so that two processes that do the same commit once; each has
+    chunk files of its own."""
+    what: list[Any] = [[one.archive.id, addresses(one.names)] for one in fresh]
+    what += [list(branches.origins)] if branches else []
+    what += [hashlib.sha256(tables.dumps(table)).hexdigest() for table in beside if table.num_rows]
+    return f"merge/{hashlib.sha256(json.dumps([what, copy]).encode()).hexdigest()}"
 
 
 def _copying(
@@ -312,6 +316,8 @@ def _copying(
 
 
 def _committed(call: JobCall, log: CommitLog, key: str, change: Change) -> None:
+    """Make the commit of a job, or find it, and end the job; where the archive changed so that it cannot be made, the
+    same call begins anew."""
     try:
         log.commit(key, change)
     except (ConflictError, ExpiredError):
