@@ -174,6 +174,8 @@ def _one_after_the_other(parts: list[tuple[Episode, dict[str, Any]]]) -> dict[st
 
 def _by_episode(arrays: Mapping[str, Any]) -> _LaidOut:
     columns = [name.decode() if isinstance(name, bytes) else str(name) for name in arrays["columns"]]
+    for name in columns:
+        [*name]  # noqa: B018 (an error where numpy gives characters that are none)
 
     def episode(i: int) -> Imported:
         found: dict[str, Any] = {}

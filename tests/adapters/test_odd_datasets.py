@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from archive.adapters import lerobot, minari, npz
-from archive.base.errors import FieldError, NotFoundError, UsageError
+from archive.base.errors import FieldError, IntegrityError, NotFoundError, UsageError
 from tests.support.archives import fresh
 
 Episode = tuple[dict[str, Any], dict[str, Any]]
@@ -183,3 +183,10 @@ def test_minari_reads_back_the_names_that_it_gets(name: str, tmp_path: Path, mon
     with pytest.raises(FieldError, match="HDF5 has no name"):
         minari.export_dataset(arc, "odd/names-v0", next_observations="next/obs")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_names_of_characters_that_are_none_are_an_error(tmp_path: Path) -> None:
+    names = np.frombuffer(np.array([0x7FFFFFFF, 65], "<u4").tobytes(), "<U2")
+    np.savez(tmp_path / "odd.npz", columns=names, num_episodes=2)
+    with pytest.raises(IntegrityError, match=r"no readable \.npz file"):
+        npz.import_dataset(tmp_path / "odd.npz", fresh())
