@@ -175,7 +175,7 @@ def _check(receipt: Receipt, call: JobCall, items: int) -> None:
         raise CorruptStateError(f"{receipt.where} names shards that are not of its job, {told}; {receipt.damage}")
 
 
-def _schemas(receipt: Receipt) -> list[ShardSchema]:
+def schemas_of(receipt: Receipt) -> list[ShardSchema]:
     """The schemas of the columns within a receipt."""
     said = [] if receipt.index.said is None else receipt.index.said
     try:
@@ -215,7 +215,7 @@ def _held(results: Sequence[Receipt], starts: Ints, some: Episodes) -> list[Late
     lengths = spans.lengths()
     parts: dict[str, list[Gathered]] = {}
     for receipt, start, stop in zip(results, starts, starts[1:], strict=False):
-        for i, schema in enumerate(_schemas(receipt)):
+        for i, schema in enumerate(schemas_of(receipt)):
             form = receipt.index.arrays.get(str(i))
             which = receipt.values(str(i), form.shape[0] if form is not None and form.shape else -1)
             if which.dtype != np.int64 or which.ndim != 1 or len(np.unique(which)) < len(which) or (

@@ -62,6 +62,7 @@ PARSERS: dict[str, Parser] = {
         plain=lambda seed: (seed[0], tables.dumps(seed[1])), bombs=bombs.parquet_bombs,
     ),
     "staged": Parser(objects.staged_seeds, objects.mutated_object, objects.read_staged),
+    "result": Parser(objects.result_seeds, objects.mutated_object, objects.read_result),
     "journal": Parser(objects.journal_seeds, objects.mutated_object, objects.read_journal),
     "shard": Parser(
         objects.shard_seeds, objects.mutated_shard, objects.read_shard,

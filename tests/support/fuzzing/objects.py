@@ -6,6 +6,7 @@ import json
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,6 +17,8 @@ from numcodecs.zstd import Zstd
 
 import archive
 from archive import tables
+from archive.jobs import Receipt
+from archive.jobs.folds import schemas_of
 from archive.saved import Delta, Part, PartIndex, TickObject
 from archive.shard import encode, groups, indexed, packing
 from archive.store import Storage
@@ -140,6 +143,37 @@ def read_journal(given: tuple[str, bytes]) -> None:
     delta.add(Delta.of(TickObject(data, key, f"memory://{key}"), "main", 0))
     for kind in ("segments", "chunks", "ledger"):
         delta.table(kind).to_pylist()
+
+
+# -- results of jobs ---------------------------------------------------------------------------------------------------
+
+
+def result_seeds(tmp: Path) -> list[tuple[str, bytes]]:
+    """Results of small and of large columns, and of a function that fails at an episode."""
+    arc = archive.create(str(tmp / "arc"))
+    with arc.writer() as w:
+        for i in range(4):
+            w.add_episode({"reward": np.arange(3) + i}, episode_id=f"e{i}")
+
+    def made(width: int, steps: Any) -> Any:
+        if steps["reward"][0] == 3:
+            raise ValueError("no three")
+        return {"a": np.ones((3, width)), "t": np.array(["x", "", "yz"], object)}
+
+    for width in (1, 50_000):
+        fn = partial(made, width)
+        arc.refresh().episodes.map(fn, ["reward"], ["a", "t"], job=f"job{width}", batch_size=2, on_error="skip")
+    return [(str(path.relative_to(tmp / "arc")), path.read_bytes()) for path in sorted(tmp.glob("arc/jobs/*/*.zip"))]
+
+
+def read_result(given: tuple[str, bytes]) -> None:
+    key, data = given
+    found = Receipt(data, key, f"memory://{key}")
+    for kind in ("failed", "late", "chunks"):
+        attempted(lambda kind=kind: found.table(kind).to_pylist())
+    for name, form in found.index.arrays.items():
+        attempted(lambda name=name, form=form: found.values(name, form.shape[0] if form.shape else 0))
+    attempted(lambda: [schema.fields for schema in schemas_of(found)])
 
 
 # -- shards ------------------------------------------------------------------------------------------------------------
