@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, pairwise
 from time import perf_counter
@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.arrays import Ints, Steps, numbers, run_starts, sums
+from archive.arrays import Ints, Steps, arrow, numbers, run_starts, sums
 from archive.base import (
     CorruptStateError,
     FieldError,
     IntegrityError,
+    MissingObjectError,
     StorageError,
     UsageError,
+    cached_property,
     escape_path,
     jsontree,
     logger,
@@ -33,7 +35,7 @@ from archive.base import (
     unescape_path,
 )
 from archive.checkpoint import Checkpoints
-from archive.fields import parse, to_path
+from archive.fields import ShardSchema, loads, parse, to_path
 from archive.index import Annotations, EpisodeIndex, Snapshot
 from archive.jobs.folds import SAME, ColumnFolds, chosen, kind_of, steps_of
 from archive.jobs.functions import digest, told
@@ -56,10 +58,10 @@ from archive.read import (
 )
 from archive.read.chunks import LastChunks, LateFields
 from archive.store import Storage
-from archive.tables import STRETCH, coded
+from archive.tables import STRETCH, coded, distinct
 
 if TYPE_CHECKING:
-    pass
+    import pyarrow as pa
 
 KIND = "map"
 ONLY = ("all", "missing", "stale")
@@ -118,6 +120,7 @@ def map_columns(
     if only != "all" and terms.adds is None:
         raise UsageError(f'only={only!r} looks for columns by name: say which fn makes, as in adds=["reward_v2"]')
     crew.check(log.storage, fn)
+    episodes = episodes.pick(np.sort(np.unique(episodes.numbers, return_index=True)[1]))  # each once
     left = partial(_left, episodes, log, terms, function, only)
     if job is None:
         chosen = left()
@@ -131,18 +134,26 @@ def map_columns(
         call, source = found
     columns = _Columns(source, fn, terms, notes.layout_of(log.storage), call.session)
     log = call.log_of(log)
-    commit = ColumnFolds(log, call, source, jsontree.dumps(about, where="provenance"), by, every_s if job else None)
+    commit = ColumnFolds(
+        log, call, source, jsontree.dumps(about, where="provenance"), by, every_s if job else None,
+        spares=only == "missing",
+    )  # fmt: skip
     call.carry_out(columns, crew, progress, commit.when_due)
     commit.rest()
     call.finish()
     annotations.show(log.head)
+    if call.others and only != "all":  # what came since the round began
+        map_columns(
+            episodes, fn, terms, crew, job=job, only=only, commit_every=commit_every, batch_size=batch_size,
+            provenance=provenance, by=by, progress=progress,
+        )  # fmt: skip
 
 
 # -- what is to be done ------------------------------------------------------------------------------------------------
 
 
 def _left(episodes: Episodes, log: CommitLog, terms: Terms, function: str, only: str) -> Episodes:
-    """The episodes that a call is to make columns for."""
+    """The episodes that a call is to make columns for. Those that were written with such fields have them."""
     if only == "all" or not len(episodes):
         return episodes
     late = Annotations(log.storage, log.catch_up()).late
@@ -150,11 +161,14 @@ def _left(episodes: Episodes, log: CommitLog, terms: Terms, function: str, only:
     spans = episodes.step_spans()
     here, covered = Steps(spans.rows, spans.lo, spans.hi), spans.lengths()
     texts, code = coded(late["provenance"].fill_null("null"))
+    schemas, schema = coded(episodes.reader.snapshot.take(spans.rows, ["schema"])["schema"])
     mine = np.array([only == "missing" or _source(text) == function for text in texts], bool)[code]
     for name in _names(terms.adds) or ():
         given = where.get(unescape_path(name))
         met = here.meet(here.pick([]) if given is None else given.pick(mine[given["late"]]))
         per_span = np.bincount(met.left, met.hi - met.lo, len(spans.rows)).astype(np.int64)
+        written = np.array([name in loads(text).by_name for text in schemas], bool)[schema]  # with the steps: by nobody
+        per_span = np.where(written, spans.hi - spans.lo, per_span)
         covered = np.minimum(covered, sums(per_span, spans.offsets))
     return episodes.pick(np.flatnonzero(covered < spans.lengths()))
 
@@ -195,6 +209,8 @@ def _begun(
     replaces = only == "stale" and known is not None and known.record.kind == KIND and known.record.function != function
     if known is not None and not replaces:
         ask.check(job.name, known.record, log.storage.url)
+        if only == "all" and (known.end is None or known.end.outcome == FINISHED):
+            _check_chosen(log.storage, job, known.record, episodes)
         if known.end is None:
             logger.info("job %r goes on: %d batches of commit %d", job.name, known.record.batches, known.record.commit)
             return JobCall.going_on(log.storage, job, known.record), frozen_episodes(log.storage, known.record)
@@ -215,6 +231,25 @@ def _begun(
     return begun, frozen_episodes(log.storage, begun.round) if begun.others and begun.round else chosen
 
 
+def _check_chosen(storage: Storage, job: Job, round: JobRound, given: Episodes) -> None:
+    """UsageError for episodes that were there when a round began, and that it leaves out."""
+    import pyarrow.compute as pc
+
+    try:
+        every = frozen_episodes(storage, round)
+        mine, there = _names_of(chosen(every, job.plan(round).items.to_pylist())), _names_of(every)
+    except MissingObjectError:  # the job ended, and its plan was pruned
+        return
+    wanted = _names_of(given)
+    left_out = pc.and_(pc.is_in(wanted, value_set=there), pc.invert(pc.is_in(wanted, value_set=mine)))
+    names = wanted.filter(left_out)
+    if len(names):
+        raise UsageError(
+            f"job {job.name!r} was begun with {len(mine)} episodes, and leaves out {len(names)} of those given here, "
+            f"such as {names[0].as_py()!r}, which were there: give it the same ones, or another name"
+        )
+
+
 def frozen_episodes(storage: Storage, round: JobRound) -> Episodes:
     """The episodes among which those of a round are, as of the commits that it froze."""
     commit, head = commits.read(storage, round.commit), commits.read(storage, round.annotations)
@@ -231,10 +266,12 @@ def frozen_episodes(storage: Storage, round: JobRound) -> Episodes:
 
 @dataclass
 class _Read:
-    """The episodes of a batch, in runs that are read together; the steps of the first run; and how long things took."""
+    """The episodes of a batch, in runs that are read together, one after the other; the chunks in which reading them
+    stopped; the steps of the first run; and how long things took."""
 
     episodes: Episodes
     runs: list[tuple[int, int]]
+    tails: LastChunks = field(default_factory=dict)
     first: list[dict[str, Any]] | None = None
     times: dict[str, float] = field(default_factory=lambda: {"read": 0.0, "computed": 0.0})
 
@@ -245,13 +282,12 @@ class _Columns(Procedure):
     def __init__(self, episodes: Episodes, fn: Any, terms: Terms, archive_layout: str, session: str) -> None:
         self._episodes, self._fn, self._terms = episodes, fn, terms
         self._layout, self._session = archive_layout, session
-        self._tails: LastChunks = {}
         self._call: Any = None
         self._adds, self._most = _names(terms.adds), terms.max_bytes // 4
         self._known = set[Any]()  # names as the function gives them, once they were looked at
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_call": None, "_tails": {}}
+        return {name: value for name, value in self.__dict__.items() if name != "_derived"} | {"_call": None}
 
     def prepare(self, items: Items) -> _Read:
         some = chosen(self._episodes, items)
@@ -283,9 +319,12 @@ class _Columns(Procedure):
         listed, or its error is raised."""
         some, times = prepared.episodes, prepared.times
         spans = some.step_spans()
-        known, steps, ids = some.reader.shown(spans).schemas, spans.lengths().tolist(), _ids(some)
+        known, steps = [*some.reader.shown(spans).schemas, *self._derived], spans.lengths().tolist()
+        ids = _names_of(some).to_pylist()
         first: StoredFields | None = None
         for i, read in self._read(prepared):
+            if not steps[i]:  # there is nothing to be added to
+                continue
             began = perf_counter()
             try:
                 values = self._columns(read(), ids[i])
@@ -302,7 +341,21 @@ class _Columns(Procedure):
                 continue
             finally:
                 times["computed"] += perf_counter() - began
-            yield i, columns
+            # a function may give the same memory again, with other values
+            yield i, columns._replace(rows={name: rows.copy() for name, rows in columns.rows.items()})
+
+    @cached_property
+    def _derived(self) -> list[ShardSchema]:
+        """The derived columns that some steps have, each as the one field of a schema: new rows must be alike."""
+        snapshot = self._episodes.reader.snapshot
+        late = snapshot.annotations.late
+        where = LateFields(late, snapshot.columns(STRETCH)).where
+        out = []
+        for path, steps in where.items():
+            for text in distinct(late["schema"].take(arrow(np.unique(steps["late"])))):
+                one = loads(text)
+                out.append(replace(one, fields=tuple(spec for spec in one.fields if spec.path == path)))
+        return out
 
     def _check_kind(self, columns: StoredFields, agree: Agree, episode: str) -> None:
         """FieldError for columns of another kind than the first ones of the job."""
@@ -316,7 +369,7 @@ class _Columns(Procedure):
             data = self._run_of(prepared, run) if number else prepared.first
             prepared.first = None
             if data is None:
-                yield from ((i, partial(self._alone, prepared.episodes, i)) for i in range(*run))
+                yield from ((i, partial(self._alone, prepared, i)) for i in range(*run))
                 continue
             data.reverse()
             yield from ((i, data.pop) for i in range(*run))
@@ -325,7 +378,7 @@ class _Columns(Procedure):
         """The steps of some episodes; None if they are to be read one by one, as those of some cannot be."""
         began = perf_counter()
         try:
-            return self._steps(prepared.episodes[slice(*run)])
+            return self._steps(prepared, slice(*run))
         except (FieldError, IntegrityError):
             if self._terms.on_error == "raise":
                 raise
@@ -333,14 +386,14 @@ class _Columns(Procedure):
         finally:
             prepared.times["read"] += perf_counter() - began
 
-    def _steps(self, run: Episodes) -> list[dict[str, Any]]:
-        selection = Selection(self._terms.fields, self._terms.missing)
+    def _steps(self, prepared: _Read, places: slice) -> list[dict[str, Any]]:
+        run, selection = prepared.episodes[places], Selection(self._terms.fields, self._terms.missing)
         if self._terms.derive:
             return derivations.read_all(run, selection, self._terms.derive)
-        return run.reader.read(run.spans(), selection, self._tails)
+        return run.reader.read(run.spans(), selection, prepared.tails)
 
-    def _alone(self, some: Episodes, i: int) -> dict[str, Any]:
-        return self._steps(some[i : i + 1])[0]
+    def _alone(self, prepared: _Read, i: int) -> dict[str, Any]:
+        return self._steps(prepared, slice(i, i + 1))[0]
 
     def _columns(self, data: dict[str, Any], episode: str) -> Mapping[Any, Any]:
         """The columns that the function makes of the steps of an episode."""
@@ -360,6 +413,5 @@ class _Columns(Procedure):
         return differ
 
 
-def _ids(some: Episodes) -> list[str]:
-    found: list[str] = some.columns(["episode_id"])["episode_id"].to_pylist()
-    return found
+def _names_of(some: Episodes) -> pa.Array:
+    return some.columns(["episode_id"])["episode_id"].combine_chunks()

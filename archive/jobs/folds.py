@@ -6,7 +6,7 @@ their episodes once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from time import monotonic
@@ -30,9 +30,10 @@ from archive.tables import STREAM, STRETCH, distinct, overlaps
 if TYPE_CHECKING:
     import pyarrow as pa
 
+Spared = Callable[[Commit, Attempt], Bools]  # a mask of rows
 FOLDED = 2048  # results that one commit makes visible, at most
 _READ_AT_ONCE = 64  # results in memory
-SAME = ": let it return the same fields, in the same dtypes and shapes, for each; nothing was committed"
+SAME = ": let it return the same fields, in the same dtypes and shapes, for each"
 
 
 def kind_of(specs: Iterable[FieldSpec]) -> str:
@@ -53,11 +54,14 @@ class ColumnFolds:
     """The commits of a call's results: now and then, or one at the end."""
 
     def __init__(
-        self, log: CommitLog, call: JobCall, source: Episodes, provenance: str, by: str | None, every_s: float | None
-    ) -> None:
-        """source: the episodes of which the call's plan has the numbers."""
+        self, log: CommitLog, call: JobCall, source: Episodes, provenance: str, by: str | None, every_s: float | None,
+        *, spares: bool,
+    ) -> None:  # fmt: skip
+        """source: the episodes of which the call's plan has the numbers.  spares: steps that got such a column from
+        others since the round began keep it."""
         self._log, self._call, self._source, self._every_s = log, call, source, every_s
         self._stamp = provenance, by
+        self._since = source.reader.snapshot.annotations.head.number if spares else None
         self._folds = None if call.job is None else call.job.folds()
         self._due = monotonic() + (every_s or 0)
 
@@ -91,7 +95,8 @@ class ColumnFolds:
             late, chunks, forgotten = self._packed(fold, failed)
             if late.num_rows or call.job is not None:
                 rows, file = notes.placed(log.storage, call.session, late, chunks, *self._stamp)
-                adds = partial(_addition, rows, forgotten, {"chunks": file})
+                spared = None if self._since is None else partial(_filled, rows, call.session, self._since)
+                adds = partial(_addition, rows, forgotten, {"chunks": file}, spared)
                 found = log.commit(key, Change("late", adds, [call.not_ended], session=call.session))
         elif self._folds is not None and self._folds.is_noted(number):
             return  # by who made it, and a prune may have deleted the results since
@@ -102,6 +107,11 @@ class ColumnFolds:
         rows, gone = (found.added.get(name, 0) for name in ("rows", "forgotten"))
         add("archive.job.rows.committed", rows)
         gauge("archive.job.rows.ready", 0)
+        if failed and self._folds is None:
+            named = failed[0].to_pylist()[0]
+            count = sum(one.num_rows for one in failed)
+            told = count, named["episode_id"], named["error"]
+            logger.warning("the function failed at %d episodes, which are left out, such as %r: %s", *told)
         if gone:
             logger.info("%d steps were forgotten meanwhile: their results are left out", gone)
         if self._folds is not None:
@@ -244,9 +254,24 @@ def _there(late: pa.Table, snapshot: Snapshot | None) -> Bools:
     return there
 
 
-def _addition(late: pa.Table, forgotten: int, says: Mapping[str, Any], parent: Commit, attempt: Attempt) -> Addition:
-    """Rows of the late table without those whose steps were forgotten, as of a commit. forgotten: steps left out
-    before."""
-    kept = late.filter(arrow(_there(late, None if parent.let_go is None else Snapshot(attempt.storage, parent))))
-    rows = steps_of(kept)
-    return {"late": kept}, {**says, "added": {"rows": rows, "forgotten": forgotten + steps_of(late) - rows}}
+def _addition(
+    late: pa.Table, forgotten: int, says: Mapping[str, Any], spared: Spared | None, parent: Commit, attempt: Attempt
+) -> Addition:
+    """Rows of the late table without those whose steps were forgotten, or are to be spared, as of a commit. forgotten:
+    steps left out before."""
+    there = _there(late, None if parent.let_go is None else Snapshot(attempt.storage, parent))
+    gone = int(numbers(late["length"])[~there].sum())
+    kept = late.filter(arrow(there if spared is None else there & ~spared(parent, attempt)))
+    return {"late": kept}, {**says, "added": {"rows": steps_of(kept), "forgotten": forgotten + gone}}
+
+
+def _filled(late: pa.Table, session: str, since: int, parent: Commit, attempt: Attempt) -> Bools:
+    """A mask of the rows of the late table whose steps got one of these columns since a commit, but from a session."""
+    every = attempt.load("late", parent.files("late"))
+    names = {name for row in late["fields"].to_pylist() for name in row}
+    own = {shard for shard in distinct(every["shard"]) if layout.session_of(shard) == escape(session)}
+    told = zip(*(every[name].to_pylist() for name in ("commit", "shard", "fields")), strict=True)
+    newer = [commit > since and shard not in own and not names.isdisjoint(fields) for commit, shard, fields in told]
+    met = overlaps(late, every.filter(arrow(np.array(newer, bool))))
+    filled: Bools = np.bincount(met["late"], met.length, late.num_rows) >= numbers(late["length"])
+    return filled

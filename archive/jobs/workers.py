@@ -233,13 +233,19 @@ class Lane:
     """A worker in a process of its own, called by AHEAD threads: it runs one batch at a time, always in one thread, and
     prepares the next one meanwhile."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(self, payload: bytes) -> None:
         self._preparing = threading.Lock()
         self._running = ThreadPoolExecutor(1, "archive-job-run")
+        self._worker: Worker | None = None
+        try:
+            self._worker = cloudpickle.loads(payload)
+        except Exception as e:
+            self._why = f"the function cannot be loaded in a worker ({type(e).__name__}: {e}): is its module there?"
 
     def run(self, number: int, items: Items) -> bytes:
         """The bytes of a batch's Done."""
+        if self._worker is None:
+            return _portable(Done(number, error=JobError(self._why)))
         with self._preparing:
             prepared = self._worker.prepare(number, items)
         return _portable(self._running.submit(self._worker.run, number, items, prepared).result())
@@ -261,8 +267,9 @@ def _receive(pipe: Any) -> bytes:
 
 def serve() -> None:
     """Run batches from standard input, in a process of their own, until it is closed."""
-    source, answers, sending = sys.stdin.buffer, os.fdopen(os.dup(1), "wb"), threading.Lock()
-    os.dup2(2, 1)  # what a function prints is no answer
+    source, answers, sending = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb"), threading.Lock()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nor does a function, or what it starts, read what is for this one,
+    os.dup2(2, 1)  # and what it prints is no answer
 
     def answer(number: int, items: Items) -> None:
         try:
@@ -273,7 +280,7 @@ def serve() -> None:
             os._exit(1)
 
     try:
-        lane = Lane(cloudpickle.loads(_receive(source)))
+        lane = Lane(_receive(source))
         threads = ThreadPoolExecutor(AHEAD, "archive-job")
         while True:
             threads.submit(answer, *cloudpickle.loads(_receive(source)))
@@ -288,7 +295,7 @@ class _Actor:
     """A worker in an actor of Ray."""
 
     def __init__(self, payload: bytes) -> None:
-        self._lane = Lane(cloudpickle.loads(payload))
+        self._lane = Lane(payload)
 
     def ready(self) -> bool:
         return True

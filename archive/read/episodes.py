@@ -140,7 +140,8 @@ class Episodes(Chosen, Sequence["Episode"]):
         batch is done twice. Results are committed every `commit_every` (None: at the end), whatever was compacted,
         forgotten or written beside; see `arc.jobs`. Without a name all is committed at the end, or nothing.
         only: "missing": episodes that lack a column; "stale": and those whose columns another version of the function
-        made.  on_error: "skip" leaves out episodes at which the function fails: `arc.jobs[...].failed` lists them.
+        made. Fields that were written with the steps stay, and so does what others add meanwhile, with "missing".
+        on_error: "skip" leaves out episodes at which the function fails: `arc.jobs[...].failed` lists them.
         batch_size: the most episodes in a batch; 1 suits a function that takes seconds.  max_bytes: about what a worker
         holds of the steps.  progress: True draws a bar, or tells in lines where there is no terminal; a function is
         called with (batches done, batches).
@@ -149,6 +150,7 @@ class Episodes(Chosen, Sequence["Episode"]):
 
         if max_bytes < 1:
             raise UsageError(f"max_bytes={max_bytes}: give a number of bytes above 0")
+        adds = adds if adds is None or isinstance(adds, str) else list(adds)
         map_columns(
             self, fn, Terms(fields, adds, missing, derive, on_error, max_bytes),
             Crew(engine, workers, num_cpus, num_gpus), job=job, only=only, commit_every=commit_every,

@@ -204,6 +204,145 @@ def test_what_is_typed_at_a_prompt_is_told_apart_by_what_it_does(text: str) -> N
     assert found[0] == found[1] != found[2]
 
 
+@pytest.mark.parametrize("workers", [None, 2])
+def test_many_runs_of_a_batch_are_read_right(tmp_path: Path, workers: int | None) -> None:
+    """Batches that are read in several runs, while the next one is read."""
+    arc = archive.create(str(tmp_path / "arc"))
+    rng = np.random.default_rng(0)
+    with arc.writer() as w:
+        for i in range(600):
+            w.add_episode({"obs": rng.standard_normal((40, 32)), "reward": np.full(40, float(i))}, episode_id=f"e{i}")
+    arc.refresh().episodes.map(
+        lambda steps: {"sum": steps["obs"].sum(axis=1) + steps["reward"]},
+        ["obs", "reward"], ["sum"], workers=workers, max_bytes=400_000, batch_size=100,
+    )  # fmt: skip
+    for ep, steps in arc.episodes.stream(["obs", "reward", "sum"]):
+        assert (steps["sum"] == steps["obs"].sum(axis=1) + steps["reward"]).all(), ep.id
+
+
+def test_a_function_may_give_the_same_memory_again(tmp_path: Path) -> None:
+    arc, buffer = filled(tmp_path / "arc"), np.zeros(STEPS)
+
+    def same(steps: Mapping[str, Any]) -> dict[str, Any]:
+        np.multiply(2, steps["reward"], out=buffer)
+        return {"twice": buffer}
+
+    arc.episodes.map(same, ["reward"], ["twice"])
+    check(arc)
+
+
+def test_a_function_and_what_it_starts_read_no_standard_input(tmp_path: Path) -> None:
+    arc = filled(tmp_path / "arc", 4)
+
+    def reads(steps: Mapping[str, Any]) -> dict[str, Any]:
+        import subprocess
+        import sys
+
+        found = subprocess.run(["cat"], stdout=subprocess.PIPE, check=True).stdout + sys.stdin.read().encode()
+        return {"twice": 2 * steps["reward"] + len(found)}
+
+    arc.episodes.map(reads, ["reward"], ["twice"], workers=2, batch_size=1)
+    check(arc)
+
+
+def test_other_episodes_than_those_of_the_job(tmp_path: Path) -> None:
+    arc = filled(tmp_path / "arc")
+    few = arc.episodes.filter(where="length > 0")[:10]
+    few.map(doubled, ["reward"], ["twice"], job="score")
+    few.map(doubled, ["reward"], ["twice"], job="score")
+    with pytest.raises(UsageError, match=r"begun with 10 episodes, and leaves out 30 of those given here"):
+        arc.episodes.map(doubled, ["reward"], ["twice"], job="score")
+
+
+def test_missing_goes_on_and_then_does_what_came_since(tmp_path: Path) -> None:
+    arc = filled(tmp_path / "arc")
+    flag = tmp_path / "broken"
+    flag.touch()
+
+    def fragile(steps: Mapping[str, Any]) -> dict[str, Any]:
+        if steps["reward"][0] == 30 and flag.exists():
+            raise ValueError("not yet")
+        return doubled(steps)
+
+    with pytest.raises(ValueError, match="not yet"):
+        arc.episodes.map(fragile, ["reward"], ["twice"], job="score", only="missing")
+    flag.unlink()
+    arc = filled(tmp_path / "arc", 5, 100)
+    arc.episodes.map(fragile, ["reward"], ["twice"], job="score", only="missing")
+    check(arc)
+
+
+def test_fields_that_were_written_with_the_steps_are_not_missing(tmp_path: Path) -> None:
+    arc = archive.create(str(tmp_path / "arc"))
+    with arc.writer() as w:
+        w.add_episode({"reward": np.ones(3), "value": np.full(3, 7.0)}, episode_id="old")
+        w.add_episode({"reward": np.ones(3)}, episode_id="new")
+    arc.refresh().episodes.map(lambda s: {"value": s["reward"]}, ["reward"], ["value"], job="v", only="missing")
+    assert arc.episodes["old"].read(["value"])["value"].tolist() == [7, 7, 7]
+    assert arc.episodes["new"].read(["value"])["value"].tolist() == [1, 1, 1]
+
+
+def test_what_others_add_meanwhile_is_not_missing(tmp_path: Path) -> None:
+    arc = filled(tmp_path / "arc")
+
+    def beside(steps: Mapping[str, Any]) -> dict[str, Any]:
+        if steps["reward"][0] == 20:
+            archive.open(arc.url).add_fields({"twice": {"e5": np.full(STEPS, -1.0)}})
+        return doubled(steps)
+
+    arc.episodes.map(beside, ["reward"], ["twice"], job="score", only="missing")
+    again = archive.open(arc.url).episodes
+    assert again["e5"].read(["twice"])["twice"].tolist() == [-1] * STEPS
+    assert again["e6"].read(["twice"])["twice"].tolist() == [2 * (6 + i) for i in range(STEPS)]
+
+
+def test_episodes_of_no_steps_and_episodes_given_twice(tmp_path: Path) -> None:
+    arc = archive.create(str(tmp_path / "arc"))
+    with arc.writer() as w:
+        for i, count in enumerate((3, 0, 2)):
+            w.add_episode({"reward": np.full(count, float(i))}, episode_id=f"e{i}")
+    said = lambda steps: {"text": [str(value) for value in steps["reward"]]}  # noqa: E731
+    arc.refresh().episodes[np.array([2, 0, 1, 0])].map(said, ["reward"], ["text"], job="text")
+    assert [list(arc.episodes[f"e{i}"].read(["text"])["text"]) for i in (0, 2)] == [["0.0"] * 3, ["2.0"] * 2]
+
+
+def test_another_dtype_than_the_rest_of_the_column_has(tmp_path: Path) -> None:
+    arc = filled(tmp_path / "arc")
+    arc.episodes.map(doubled, ["reward"], ["twice"])
+    arc = filled(tmp_path / "arc", 5, 100)
+    narrow = lambda steps: {"twice": (2 * steps["reward"]).astype("f4")}  # noqa: E731
+    with pytest.raises(FieldError, match="'twice' is <f8"):
+        arc.episodes.map(narrow, ["reward"], ["twice"], only="missing")
+    arc.drop_fields(["twice"])
+    arc.episodes.map(narrow, ["reward"], ["twice"], only="missing")
+
+
+def test_failures_of_a_call_without_a_name_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    arc = filled(tmp_path / "arc")
+    arc.episodes.map(seventh_fails, ["reward"], ["twice"], on_error="skip")
+    assert "failed at 1 episodes, which are left out, such as 'e7': ValueError: no seven" in caplog.text
+
+
+def test_a_function_that_no_worker_can_load(tmp_path: Path) -> None:
+    arc = filled(tmp_path / "arc", 4)
+    with pytest.raises(JobError, match="cannot be loaded in a worker"):
+        arc.episodes.map(Unloadable(), ["reward"], ["twice"], workers=2)
+
+
+def _refuse() -> None:
+    raise RuntimeError("not here")
+
+
+class Unloadable:
+    """It pickles, and cannot be unpickled."""
+
+    def __call__(self, steps: Mapping[str, Any]) -> dict[str, Any]:
+        return doubled(steps)
+
+    def __reduce__(self) -> Any:
+        return _refuse, ()
+
+
 # -- beside others -----------------------------------------------------------------------------------------------------
 
 
