@@ -24,7 +24,6 @@ from archive.store import Storage
 
 ENGINES = ("local", "ray")
 AHEAD = 2  # batches given to a worker at once, so that it need not wait for the next one
-_IN_MEMORY = ("memory",)  # protocols of stores that no other process sees
 _AGAIN_S, _REFUSALS = 0.5, 20  # between questions whether an actor is there, and how many are answered by no
 _INLINE_BYTES = 100_000  # of what actors are made with: Ray keeps more in its object store, and warns of restarts
 _HEADER = 8  # bytes: the length of what follows
@@ -78,11 +77,7 @@ def check(
         raise UsageError("num_cpus and num_gpus are what Ray gives to each worker: they go with engine='ray'")
     if engine == "local" and count in (None, 1):
         return
-    if storage.root.protocol in _IN_MEMORY:
-        raise UsageError(
-            f"{storage.url} is in the memory of this process, which workers in others do not see; use engine='local' "
-            "without workers=, or another store"
-        )
+    storage.check_shared("use engine='local' without workers=, or another store")
     _pickled(fn)
     if engine == "ray":
         fitting(num_cpus, num_gpus)

@@ -92,7 +92,8 @@ def write(
     """Add the episodes of a dataset to an archive, which is made if it is not there; the one commit that does it.
 
     unit: "episode": a row is an episode, its fields are arrays.  "step": a row is a step; Ray groups them by
-    `episode_id`, wherever they are, and they are put in the order of `step` (None: as they come).
+    `episode_id`, wherever they are, and they are put in the order of `step`: numbers, each one more than the last, or
+    it is a UsageError (None: as they come).
     episode_id: the column with the ids; None: new ones.  fields: columns; None: with a row an episode those of lists or
     tensors, with a row a step all that are nothing else.  "obs/image" is a field `image` within `obs`.
     metadata: columns whose values become metadata, or "metadata", which has all as JSON.  model_weights_uuid,
@@ -102,7 +103,8 @@ def write(
     concurrency, ray_remote_args: as for `Dataset.write_datasink`.
 
     Tasks put shards, and hand back what is in them; a task that is done again puts others, and what no commit names
-    is found by a prune. DuplicateEpisodeError, and nothing is committed, if an id is there already, or twice.
+    is found by a prune. DuplicateEpisodeError, and nothing is committed, if an id is there already (without `replace`),
+    or twice in the dataset.
     """
     package("ray.data", "archive.ray", INSTALL)
     from archive.ray import sink

@@ -72,13 +72,13 @@ def held(spec: FieldSpec, leaves: Sequence[Any]) -> Held:
     values: Array | Ragged
     if spec.axis == "ragged":
         parts = [leaf if isinstance(leaf, Ragged) else Ragged(leaf, np.ones(len(leaf), np.int64)) for leaf in parts]
-        empty = Ragged(_no_rows(spec), np.zeros(0, np.int64))
+        empty = Ragged(no_rows(spec), np.zeros(0, np.int64))
         values = Ragged(*(np.concatenate(one) for one in zip(empty, *parts, strict=True)))
         sizes = [len(leaf.lengths) for leaf in parts]
     else:
         parts = [json_texts(leaf) if isinstance(leaf, list) else leaf for leaf in parts]
         parts = [leaf.reshape(1, *leaf.shape) if spec.scalar and not leaf.ndim else leaf for leaf in parts]
-        values = parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else _no_rows(spec)
+        values = parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else no_rows(spec)
         sizes = [len(leaf) for leaf in parts]
     counts = np.zeros(len(leaves), np.int64)
     counts[present] = sizes
@@ -90,7 +90,8 @@ def whole(values: Array, lengths: Ints) -> Held:
     return Held(values, offsets_of(lengths)[:-1], lengths, np.ones(len(lengths), bool))
 
 
-def _no_rows(spec: FieldSpec) -> Array:
+def no_rows(spec: FieldSpec) -> Array:
+    """The rows of a field of an episode without steps."""
     dtype = np.dtype(object) if spec.dtype in ("str", "json") else dtypes.to_numpy(spec.dtype)
     return np.empty((0, *spec.shape), dtype)
 

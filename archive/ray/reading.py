@@ -17,7 +17,7 @@ from ray.data.block import BlockAccessor
 from archive import Episodes
 from archive.arrays import Ints
 from archive.base import escape_path, show
-from archive.fields import FieldSpec, dtypes, flatten, lookup, unflatten
+from archive.fields import FieldSpec, Ragged, dtypes, flatten, lookup, unflatten
 from archive.ray import blocks
 from archive.ray.blocks import Frame, Unit
 from archive.read import Destination, Selection, derivations, sizes
@@ -31,7 +31,8 @@ STUB = "__bsp_stub"  # Ray's name for the column of a block of rows without colu
 
 
 class Field(NamedTuple):
-    """A field that some episodes have. everywhere: all have it; partial: it is null for those that lack it."""
+    """A field that some episodes have. everywhere: all have it, of one kind; partial: it is null for those that lack
+    it."""
 
     spec: FieldSpec
     everywhere: bool
@@ -171,11 +172,15 @@ class Reading:
 
     def _leaf(self, nest: dict[str, Any], field: Field) -> Any:
         """The leaf of a field; None where there is no such field. A stand-in is of the field's dtype, though none of
-        those that were read with it has the field."""
+        those that were read with it has the field. A list without values may be of another."""
         spec, found = field.spec, lookup(nest, field.spec.path)
-        if isinstance(found, dict):
+        if found is None or isinstance(found, dict):
             return None
-        if field.everywhere or field.partial or not isinstance(found, np.ndarray) or spec.scalar:
+        if field.everywhere or spec.scalar:
+            return found
+        if not len(found.lengths if isinstance(found, Ragged) else found):
+            return blocks.no_rows(spec)
+        if field.partial or not isinstance(found, np.ndarray):
             return found
         if spec.dtype in ("str", "json"):
             return found if spec.dtype == "str" and found.dtype.kind in "OU" else found.tolist()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,14 +24,15 @@ from ray.data.extensions import ArrowVariableShapedTensorType
 
 from archive import Archive, Commit
 from archive import open as open_archive
-from archive.base import FieldError, UnsafePathError, UsageError, unescape_path
+from archive.arrays import Ints
+from archive.base import DuplicateEpisodeError, FieldError, UnsafePathError, UsageError, unescape_path
 from archive.checkpoint import MAIN_BUFFER
 from archive.fields import Path, Ragged, Schema, to_path, unflatten
 from archive.index import COLUMNS, METADATA_COLUMN
 from archive.log import Change, CommitLog, Place, new_session
 from archive.ray.blocks import AFTER
 from archive.ray.reading import ALIASES, OWN
-from archive.ray.source import check_shared
+from archive.ray.source import SHARED
 from archive.shard import SHARD_BYTES
 from archive.store import Storage
 from archive.tables import MOST_RANKS
@@ -70,11 +72,25 @@ class Columns:
     def of_fields(self, table: pa.Table) -> list[str]:
         """The columns of fields: those given, else all whose values are arrays, or with a row a step all that are
         nothing else."""
+        names = self._found(table) if self.fields is None else list(self.fields)
+        _check_paths([name for name in names if not name.endswith(AFTER)])
         if self.fields is not None:
-            return [*self.fields, *(name + AFTER for name in self.fields if name + AFTER in table.column_names)]
+            names += [name + AFTER for name in self.fields if name + AFTER in table.column_names]
+        return names
+
+    def _found(self, table: pa.Table) -> list[str]:
         other = {*self.named, *COLUMNS, *ALIASES} if not self.by_step else {*self.named}
         names = [name for name in table.column_names if name not in other and not name.startswith(_FACTS)]
-        return names if self.by_step else [name for name in names if _has_arrays(table.schema.field(name).type)]
+        kinds = [table.schema.field(name).type for name in names]
+        found = names if self.by_step else [n for n, kind in zip(names, kinds, strict=True) if _has_arrays(kind)]
+        if self.by_step and not found:
+            raise UsageError(f"the steps have no column that is a field, of {', '.join(table.column_names)}")
+        if names and not found and not any(map(pa.types.is_null, kinds)):
+            raise UsageError(
+                f"no column has lists or tensors, the fields of a row that is an episode: {', '.join(names)}; did you "
+                "mean unit='step'? fields=[] writes episodes without data"
+            )
+        return found
 
     def steps(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
         """The nest of an episode's fields, from their values by column."""
@@ -84,9 +100,7 @@ class Columns:
             path, after = _path(name), leaves.get(name + AFTER)
             if after is not None:
                 value = np.concatenate([value, after])
-            if path in self.schema.json:
-                value = [json.loads(text) for text in value]
-            out[path] = value
+            out[path] = [_json(f"column {name!r}", text) for text in value] if path in self.schema.json else value
         return unflatten(out)
 
 
@@ -101,6 +115,29 @@ def columns(
     given = {name: column for name, column in facts.items() if column is not None}
     own, step = None if fields is None else tuple(fields), step if by_step else None
     return Columns(episode_id, step, by_step, own, tuple(metadata), given, schema or Schema())
+
+
+def _check_paths(names: Sequence[str]) -> None:
+    """FieldError for two columns that are one field, or of which one is a field and the other a field within it."""
+    taken: dict[Path, str] = {}
+    for name in names:
+        first = taken.setdefault(_path(name), name)
+        if first != name:
+            raise FieldError(f"columns {first!r} and {name!r} are the same field; leave one out with fields=")
+    for path, name in taken.items():
+        for end in range(1, len(path)):
+            if path[:end] in taken:
+                raise FieldError(
+                    f"column {taken[path[:end]]!r} is a field, and cannot have the field {name!r} within it; rename "
+                    "one, or leave it out with fields="
+                )
+
+
+def _json(where: str, text: Any) -> Any:
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError) as e:
+        raise FieldError(f"{where} has a value that is no JSON ({e})") from e
 
 
 def _path(name: str) -> Path:
@@ -132,13 +169,20 @@ def array_of(column: pa.Array) -> Any:
         of_arrow = hasattr(column, "to_numpy_ndarray") and type(column).__module__.startswith("pyarrow")
         return column.to_numpy_ndarray() if of_arrow else column.to_numpy(zero_copy_only=False)
     if pa.types.is_fixed_size_list(kind):
-        inner = array_of(column.flatten())
+        inner = _elements(column)
         return inner.reshape(len(column), kind.list_size, *inner.shape[1:])
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return Ragged(array_of(column.flatten()), column.value_lengths().to_numpy().astype(np.int64))
+        return Ragged(_elements(column), column.value_lengths().to_numpy().astype(np.int64))
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return np.array(column.to_pylist(), object)
     return column.to_numpy(zero_copy_only=False)
+
+
+def _elements(column: pa.Array) -> Any:
+    inner = array_of(column.flatten())
+    if inner is None:
+        raise ValueError("its lists hold nulls alone")
+    return inner
 
 
 def values_of(column: pa.Array) -> list[Any]:
@@ -155,20 +199,37 @@ def values_of(column: pa.Array) -> list[Any]:
 
 
 def together(columns: Columns, group: pa.Table) -> pa.Table:
-    """One row of the rows of an episode, in the order of its steps; UsageError for two of one step."""
+    """One row of the rows of an episode, in the order of its steps."""
     columns.check(group.column_names)
     names = group[columns.episode_id].slice(0, 1)
     if columns.step is not None:
-        order = pc.sort_indices(group, sort_keys=[(columns.step, "ascending")])
-        group = group.take(order)
-        steps = group[columns.step].to_numpy()
-        twice = np.flatnonzero(steps[1:] == steps[:-1])
-        if len(twice):
-            raise UsageError(f"episode {names[0].as_py()!r} has step {steps[twice[0]]} twice; nothing was committed")
+        group = group.take(_order(f"episode {names[0].as_py()!r}", group[columns.step]))
     out = pa.BufferOutputStream()
     with pa.ipc.new_stream(out, group.schema) as stream:
         stream.write_table(group)
     return pa.table({columns.episode_id: names, GROUP: pa.array([out.getvalue().to_pybytes()], pa.large_binary())})
+
+
+def _order(episode: str, column: pa.ChunkedArray) -> Ints:
+    """The places of steps, first to last; UsageError unless they are numbers, each one more than the last."""
+    kind = column.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        raise UsageError(f"the steps of {episode} are {kind}, not numbers; nothing was committed")
+    steps = column.to_numpy()
+    if column.null_count or not np.isfinite(steps).all():
+        raise UsageError(f"{episode} has a row without a number of its step; nothing was committed")
+    order: Ints = np.argsort(steps, kind="stable")
+    steps = steps[order]
+    wrong = np.flatnonzero(steps[1:] - steps[:-1] != 1)
+    if len(wrong):
+        here, after = steps[wrong[0] : wrong[0] + 2]
+        if here == after:
+            raise UsageError(f"{episode} has step {here} twice; nothing was committed")
+        raise UsageError(
+            f"{episode} has no step between {here} and {after}, and steps are never joined over a gap; nothing was "
+            "committed: number them anew, or make the parts episodes of their own"
+        )
+    return order
 
 
 def _grouped(columns: Columns, data: bytes) -> Episode:
@@ -286,11 +347,15 @@ class ArchiveDatasink(Datasink):  # type: ignore[misc]
         """Put the episodes of some blocks into shards; the rows of these."""
         place = Place(ctx.task_idx, MOST_RANKS, self._run, self._session)
         columns, made = self._columns, (self._storage, self._layout, place, MAIN_BUFFER)
-        staging = Staging(*made, columns.schema, self._compression)
+        staging, ids = Staging(*made, columns.schema, self._compression), set[str]()
         try:
             for block in blocks:
                 for one in _episodes(columns, BlockAccessor.for_block(block).to_arrow()):
-                    metadata = _metadata(one.metadata)
+                    if one.id in ids:
+                        raise _twice(one.id)
+                    if one.id is not None:
+                        ids.add(one.id)
+                    metadata = _metadata(one)
                     staging.buffer.add_episode(
                         one.steps, episode_id=one.id, metadata=metadata, replace=self._replace, **one.facts
                     )
@@ -303,6 +368,10 @@ class ArchiveDatasink(Datasink):  # type: ignore[misc]
         rows = RankRows.joined(write_result.write_returns)
         assert self._archive is not None
         if rows.size:
+            begun = rows.segments.filter(pc.is_null(rows.segments["predecessor"]))["episode_id"].value_counts()
+            twice = begun.filter(pc.greater(begun.field("counts"), 1)).field("values")
+            if len(twice):
+                raise _twice(pc.min(twice).as_py())
             log = CommitLog(self._storage, self._archive.id, self._archive.head)
             given = {"segments": rows.segments, "chunks": rows.chunks}
             change = Change("merge", lambda parent, attempt: (given, {}), session=self._session, ids_at=0)
@@ -313,9 +382,19 @@ class ArchiveDatasink(Datasink):  # type: ignore[misc]
         logger.warning("nothing of the dataset was committed at %s: %s", self._storage.url, error)
 
 
-def _metadata(given: Mapping[str, Any]) -> dict[str, Any] | None:
+def _twice(episode_id: str) -> DuplicateEpisodeError:
+    return DuplicateEpisodeError(
+        f"the dataset has the episode {episode_id!r} twice; nothing was committed: give each row an id of its own, or "
+        "unit='step' where a row is a step"
+    )
+
+
+def _metadata(one: Episode) -> dict[str, Any] | None:
     """Metadata by key: the column "metadata" is the JSON text of all, others are a key each."""
-    whole = json.loads(given.get("metadata") or "{}")
+    given, where = one.metadata, f"column 'metadata' of episode {one.id!r}"
+    whole = _json(where, given.get("metadata") or "{}")
+    if not isinstance(whole, dict):
+        raise FieldError(f"{where} is JSON of {type(whole).__name__}, not of an object with keys")
     keys = {name.removeprefix(METADATA_COLUMN): value for name, value in given.items() if name != "metadata"}
     return (whole | {name: value for name, value in keys.items() if value is not None}) or None
 
@@ -330,16 +409,32 @@ def write(
             "archive.ray.write needs Ray 2.41 or newer: in earlier ones, tasks that write hand back nothing"
         )
     if not isinstance(url, Archive):
-        check_shared(Storage.connect(url, storage_options))
+        Storage.connect(url, storage_options).check_shared(SHARED)
     arc = url if isinstance(url, Archive) else open_archive(url, create=True, storage_options=storage_options)
-    check_shared(arc.storage)
+    arc.storage.check_shared(SHARED)
     arc.check_writable()
     sink = ArchiveDatasink(arc.refresh(), columns, run, replace=replace, compression=compression)
     if columns.by_step:
-        grouped = dataset.groupby(columns.episode_id)
-        dataset = grouped.map_groups(partial(together, columns), batch_format="pyarrow")
-    dataset.write_datasink(sink, concurrency=concurrency, ray_remote_args=ray_remote_args)
+        with _by_sorting(dataset.context):
+            grouped = dataset.groupby(columns.episode_id).map_groups(partial(together, columns), batch_format="pyarrow")
+            grouped.write_datasink(sink, concurrency=concurrency, ray_remote_args=ray_remote_args)
+    else:
+        dataset.write_datasink(sink, concurrency=concurrency, ray_remote_args=ray_remote_args)
     return sink.commit or arc.refresh().head
+
+
+@contextmanager
+def _by_sorting(context: Any) -> Iterator[None]:
+    """Ray groups the rows of datasets of this context by a sort: its newer way fails at blocks that a filter left
+    without rows."""
+    kept = getattr(context, "shuffle_strategy", None)
+    if kept is not None:
+        context.shuffle_strategy = type(kept)("sort_shuffle_pull_based")
+    try:
+        yield
+    finally:
+        if kept is not None:
+            context.shuffle_strategy = kept
 
 
 __all__ = ["ArchiveDatasink", "Columns", "columns", "write"]

@@ -33,6 +33,7 @@ from archive.tables import coded
 LEAST_TASK_BYTES = 2**22  # less is not worth a task, unless asked for
 TASKS_PER_CORE = 4
 RENAMES = hasattr(Datasource, "get_column_renames")  # of a Ray that also counts rows before they are filtered
+SHARED = "use a folder that all of them see, or an object store"
 MOST_OPEN = 4  # sources that a process keeps open
 
 
@@ -271,21 +272,12 @@ def _episodes(url: Any, commit: Any, options: Mapping[str, Any] | None, allow_ba
     elif commit is not None:
         raise UsageError(f"commit={commit!r} goes with an archive or its URL; {type(given).__name__} is of a commit")
     episodes = given if isinstance(given, Episodes) else given.episodes
-    check_shared(episodes.reader.snapshot.storage)
+    episodes.reader.snapshot.storage.check_shared(SHARED)
     return episodes
 
 
 def _is_address(url: Any) -> bool:
     return not isinstance(url, (Archive, Episodes, Checkpoint))
-
-
-def check_shared(storage: Any) -> None:
-    """UsageError for a store that other processes do not see."""
-    if storage.root.protocol == "memory":
-        raise UsageError(
-            f"{storage.url} is in the memory of this process, and Ray's workers are others: use a folder that all of "
-            "them see, or an object store"
-        )
 
 
 def _unit(unit: str, windows: Any) -> Unit:
@@ -306,20 +298,29 @@ def _fields(episodes: Episodes, selection: Selection) -> dict[str, Field]:
     every = [selection.specs(schema) for schema in episodes.schemas]
     if every:
         selection.absent(episodes.schemas)
+    filled = [selection.specs(schema) for schema in episodes.pick(np.flatnonzero(episodes.lengths())).schemas]
+    specs = [spec for one in filled for spec in one.values() if spec.axis not in NODES]
+    others = [spec for one in every for spec in one.values() if spec.axis not in NODES]
     found: dict[Path, FieldSpec] = {}
-    for spec in (spec for one in every for spec in one.values() if spec.axis not in NODES):
+    for spec in [*specs, *(spec for spec in others if spec.axis not in ("step", "ragged"))]:
         other = found.setdefault(spec.path, spec)
-        kinds = [(s.axis, s.dtype, s.shape, s.scalar) for s in (spec, other)]
-        if kinds[0] != kinds[1]:
+        if _kind(spec) != _kind(other):
             raise FieldError(
                 f"field {show(spec.path)!r} is {other.described} in some episodes and {spec.described} in others, and "
                 "a dataset has one kind of each: leave it out with fields=, or choose episodes with where="
             )
+    for spec in others:  # of no rows in episodes without steps: what a list without values is was not known
+        found.setdefault(spec.path, spec)
     out = {}
     for path, spec in found.items():
-        everywhere = all(path in one and one[path].axis not in NODES for one in every)
-        out[spec.name] = Field(spec, everywhere, not everywhere and selection.leaves_out)
+        everywhere = all(path in one and _kind(one[path]) == _kind(spec) for one in every)
+        lacked = any(path not in one or one[path].axis in NODES for one in every)
+        out[spec.name] = Field(spec, everywhere, lacked and selection.leaves_out)
     return out
+
+
+def _kind(spec: FieldSpec) -> tuple[Any, ...]:
+    return spec.axis, spec.dtype, spec.shape, spec.scalar
 
 
 def _own(episodes: Episodes, unit: Unit, columns: Sequence[str] | None, fields: set[str]) -> dict[str, str]:

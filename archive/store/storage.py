@@ -50,6 +50,13 @@ class Storage(ObjectReader):
         """True if the store is known to have a create-only put."""
         return self.driver.exclusive
 
+    def check_shared(self, instead: str) -> None:
+        """UsageError for a store that other processes do not see. instead: what to do then."""
+        if self.root.protocol == "memory":
+            raise UsageError(
+                f"{self.url} is in the memory of this process, which workers in others do not see; {instead}"
+            )
+
     def put(self, key: str, data: Data) -> None:
         """Make an object, whole or not at all; one of that name is replaced."""
         self._put(key, data, None)

@@ -348,6 +348,27 @@ def test_a_field_of_two_kinds_is_refused(tmp_path: Path) -> None:
     assert archive.ray.read(arc, ["y"], unit="step").count() == 6
 
 
+@pytest.mark.parametrize("missing", ["error", "skip", 0])
+def test_an_episode_without_steps_has_fields_of_any_kind(tmp_path: Path, missing: Any) -> None:
+    arc = archive.create(str(tmp_path / "root"))
+    with arc.writer() as w:
+        w.add_episode({"text": [], "image": np.zeros(0), "tokens": np.zeros(0)}, episode_id="a")
+        steps = {"text": ["x", "y"], "image": np.ones((2, 3), np.uint8), "tokens": [np.arange(1), np.arange(2)]}
+        w.add_episode(steps, episode_id="b")
+    empty, other = rows(archive.ray.read(arc.refresh(), missing=missing))
+    assert [len(empty[name]) for name in steps] == [0, 0, 0]
+    assert list(other["text"]) == ["x", "y"]
+    ray_rows.same(other["image"], steps["image"])
+    assert [list(one) for one in other["tokens"]] == [[0], [0, 1]]
+    assert [row["text"] for row in rows(archive.ray.read(arc, ["text"], unit="step", missing=missing))] == ["x", "y"]
+    assert len(rows(archive.ray.read(arc, where="length == 0"))) == 1
+    with arc.writer(schema=archive.Schema(axes={"goal": "free"})) as w:
+        w.add_episode({"text": [], "goal": np.zeros(3)}, episode_id="c")
+        w.add_episode({"text": ["z"], "goal": np.zeros(3, np.int32)}, episode_id="d")
+    with pytest.raises(FieldError, match=r"field 'goal' is .* in some episodes"):
+        archive.ray.read(arc.refresh(), ["goal"], missing="skip")
+
+
 def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray.data", None)
     for call in (archive.ray.register, lambda: archive.ray.read("a"), lambda: archive.ray.write(None, "a")):

@@ -19,6 +19,7 @@ from tests.support.backends import make_backend
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 LENGTHS = [5, 1, 7, 4, 9, 2, 6, 3]
+FIELD = [[1.0], [2.0]]  # of two episodes
 FIELDS = ["obs/image", "obs/pos", "reward", "done", "text", "info", "tokens", "state", "goal", "level"]
 
 
@@ -94,7 +95,9 @@ def test_steps_come_together_wherever_they_are(tmp_path: Path) -> None:
     rows = [{"episode_id": f"e{i % 5}", "step": i // 5, "x": i, "weights": f"w{i // 10}"} for i in range(40)]
     order = np.random.default_rng(0).permutation(40)
     given = ray.data.from_items([rows[i] for i in order.tolist()], override_num_blocks=5)
+    given.context.target_max_block_size, strategy = 100, given.context.shuffle_strategy  # no block holds an episode
     archive.ray.write(given, str(tmp_path / "a"), unit="step", model_weights_uuid="weights")
+    assert given.context.shuffle_strategy == strategy
     arc = archive.open(tmp_path / "a")
     for i in range(5):
         one = arc.episodes[f"e{i}"]
@@ -226,3 +229,83 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     with pytest.raises(FieldError, match="column 'x' is no field of episodes: 2 of 3 of its steps have no value"):
         archive.ray.write(ray.data.from_items(rows), url, unit="step")
     assert len(archive.open(url).episodes) == 0
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_an_id_that_the_dataset_has_twice_commits_nothing(tmp_path: Path, replace: bool, blocks: int) -> None:
+    arc = archive.create(str(tmp_path / "a"))
+    with pytest.raises(DuplicateEpisodeError, match="the dataset has the episode 'a' twice"):
+        archive.ray.write(dataset(["a", "b", "a"], blocks), arc, replace=replace)
+    assert arc.refresh().head.number == 0
+
+
+def test_blocks_whose_rows_are_all_filtered_out_are_nothing(tmp_path: Path) -> None:
+    import ray.data
+
+    rows = [{"episode_id": f"e{i % 4}", "step": i // 4, "x": i} for i in range(40)]
+    given = ray.data.from_items(rows, override_num_blocks=4)
+    assert archive.ray.write(given.flat_map(lambda row: []), str(tmp_path / "none"), unit="step").number == 0
+    archive.ray.write(given.flat_map(lambda row: [row][: row["step"] // 5]), str(tmp_path / "a"), unit="step")
+    arc = archive.open(tmp_path / "a")
+    assert {ep.id: ep.read()["x"].tolist() for ep in arc.episodes} == {
+        f"e{i}": list(range(20 + i, 40, 4)) for i in range(4)
+    }
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        (["0", "10", "2"], "the steps of episode 'a' are string, not numbers"),
+        ([1, None, 0], "episode 'a' has a row without a number"),
+        ([1.0, float("nan"), 0.0], "episode 'a' has a row without a number"),
+        ([4, 0, 1, 3], "episode 'a' has no step between 1 and 3"),
+        ([0, 2, 4], "episode 'a' has no step between 0 and 2"),
+    ],
+)
+def test_steps_are_numbers_without_gaps(steps: list[Any], message: str) -> None:
+    import pyarrow as pa
+
+    from archive.ray import sink
+
+    columns = sink.columns("step", "episode_id", "step", None, (), None)
+    block = pa.table({"episode_id": ["a"] * len(steps), "step": steps, "x": range(len(steps))})
+    with pytest.raises(UsageError, match=message):
+        sink.together(columns, block)
+
+
+@pytest.mark.parametrize(
+    ("columns", "metadata", "message"),
+    [
+        ({"reward": [1.0, 2.0], "obs": [2, 3]}, (), "no column has lists or tensors, .*: reward, obs; did you mean"),
+        ({"a": FIELD, "a/b": FIELD}, (), "column 'a' is a field, and cannot have the field 'a/b' within it"),
+        ({"a/b": FIELD, "a": FIELD}, (), "column 'a' is a field, and cannot have the field 'a/b' within it"),
+        ({"a b": FIELD, "a%20b": FIELD}, (), "columns 'a b' and 'a%20b' are the same field"),
+        ({"a": FIELD, "metadata": ["{}", "{bad"]}, ["metadata"], "column 'metadata' of episode 'e1' .* no JSON"),
+        ({"a": FIELD, "metadata": ["null", "{}"]}, ["metadata"], "'metadata' of episode 'e0' is JSON of NoneType"),
+        ({"a": FIELD, "metadata": ["{}", "[1]"]}, ["metadata"], "'metadata' of episode 'e1' is JSON of list"),
+    ],
+)
+def test_a_column_that_cannot_be_taken_is_named(columns: Any, metadata: Any, message: str) -> None:
+    import pyarrow as pa
+
+    from archive.ray import sink
+
+    given = sink.columns("episode", "episode_id", None, None, metadata, None)
+    block = pa.table({"episode_id": ["e0", "e1"], **columns})
+    with pytest.raises(UsageError, match=message):
+        [sink._metadata(one) for one in sink._episodes(given, block)]
+
+
+def test_lists_of_nulls_and_texts_that_are_no_json_are_named() -> None:
+    import pyarrow as pa
+
+    from archive.ray import sink
+
+    rows = {"episode_id": ["a"] * 2, "step": [0, 1]}
+    nulls = pa.table({**rows, "x": pa.array([[None, None]] * 2, pa.list_(pa.int64(), 2))})
+    texts = pa.table({**rows, "x": ["{}", "{bad"]})
+    for block, message in ((nulls, "column 'x' .* nulls alone"), (texts, "column 'x' has a value that is no JSON")):
+        columns = sink.columns("step", "episode_id", "step", None, (), Schema(json=["x"]))
+        with pytest.raises(FieldError, match=message):
+            list(sink._episodes(columns, sink.together(columns, block)))
