@@ -459,9 +459,16 @@ class Archive:
         return self
 
     def verify(
-        self, deep: bool = False, *, engine: str = "local", job: str | None = None, workers: int | None = None,
-        num_cpus: float | None = None, num_gpus: float | None = None, progress: Progress | bool = False,
-    ) -> Report:  # fmt: skip
+        self,
+        deep: bool = False,
+        *,
+        engine: str = "local",
+        job: str | None = None,
+        workers: int | None = None,
+        num_cpus: float | None = None,
+        num_gpus: float | None = None,
+        progress: Progress | bool = False,
+    ) -> Report:
         """Check that commits, tables, staged objects, journals and shards are there as they were written, and agree
         with each other: a report of `findings`, `.sound` without any. Changes nothing.
 

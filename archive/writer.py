@@ -63,9 +63,16 @@ class Writer(Buffer):
         seen = log.began if resume is None or resume.forked_from is not None else resume.seen
         origin, forked_from = (None, None) if resume is None else (resume.origin, resume.forked_from)
         open_session(
-            log, place, seen, None if keep is None else keep.rule, origin, forked_from, journal=journal_s is not None,
-            check=partial(check_newest, storage, place.run), take_over=take_over,
-        )  # fmt: skip
+            log,
+            place,
+            seen,
+            None if keep is None else keep.rule,
+            origin,
+            forked_from,
+            journal=journal_s is not None,
+            check=partial(check_newest, storage, place.run),
+            take_over=take_over,
+        )
         on_commit(log.head)
         came_from = None if resume is None else resume.checkpoint
         shards = ShardWriter(storage, archive_layout, compression, chunk_bytes)
@@ -295,9 +302,16 @@ class Writer(Buffer):
             if unconsumed is None and rewind is not None:
                 unconsumed = rewind()
             request = self._saver.request(
-                step, name, save_replay=save_replay, progress=progress, unconsumed=unconsumed, metrics=metrics,
-                config=config, partial=partial, known_at=self._ids_known_at,
-            )  # fmt: skip
+                step,
+                name,
+                save_replay=save_replay,
+                progress=progress,
+                unconsumed=unconsumed,
+                metrics=metrics,
+                config=config,
+                partial=partial,
+                known_at=self._ids_known_at,
+            )
             given = {MAIN_BUFFER: {"columns": columns, "attributes": attributes, "state": state}, **(buffers or {})}
             cuts = [self._cut_of(name, given.pop(name, {}), incomplete) for name in list(self._buffers)]
             if given:

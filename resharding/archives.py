@@ -354,9 +354,14 @@ class Copying(Procedure):
         roots = Roots(source.storage, source.commit.base_urls)
         chunks = self._chunk_rows(roots, source, shards)
         keys = copy_shards(
-            roots, self._target.storage, chunks, self._known, self._moved or (lambda done, total: None),
-            verify=self._verify, taken=self._taken,
-        )  # fmt: skip
+            roots,
+            self._target.storage,
+            chunks,
+            self._known,
+            self._moved or (lambda done, total: None),
+            verify=self._verify,
+            taken=self._taken,
+        )
         plain = _with(chunks, "shard", [keys[shard] for shard in chunks["shard"].to_pylist()])
         return Result({"chunks": plain}, said=[keys.get(shard) for shard in shards])
 

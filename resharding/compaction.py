@@ -49,10 +49,17 @@ class Compacted:
 
 
 def compact(
-    archive: Archive, *, min_alive: float = 0.5, min_full: float = MIN_FULL, engine: str = "local",
-    workers: int | None = None, num_cpus: float | None = None, num_gpus: float | None = None, job: str | None = None,
+    archive: Archive,
+    *,
+    min_alive: float = 0.5,
+    min_full: float = MIN_FULL,
+    engine: str = "local",
+    workers: int | None = None,
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    job: str | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Compacted:  # fmt: skip
+) -> Compacted:
     """Rewrite the live steps of shards of which less than `min_alive` is live at the newest checkpoints of all runs,
     and join those of a buffer that have less than `min_full` of a full shard's bytes, such as objects of a journal.
 

@@ -68,9 +68,14 @@ def export(
     log = CommitLog(snapshot.storage, snapshot.commit.archive, snapshot.commit)
     ask = Asked("export", {**how.to_json(), "episodes_per_file": episodes_per_file})
     call = JobCall.of(
-        log, job, ask, snapshot.commit, lambda: _cut(episodes.numbers.tolist(), episodes_per_file),
-        annotations=snapshot.annotations.head.number, checkpoint=episodes.checkpoint,
-    )  # fmt: skip
+        log,
+        job,
+        ask,
+        snapshot.commit,
+        lambda: _cut(episodes.numbers.tolist(), episodes_per_file),
+        annotations=snapshot.annotations.head.number,
+        checkpoint=episodes.checkpoint,
+    )
     of_plan = frozen_episodes(snapshot.storage, call.round) if call.others and call.round else episodes
     call.carry_out(_ExportFiles(of_plan, how), crew, progress)
     call.finish()

@@ -55,10 +55,17 @@ NOT_KEPT = ("observation_space", "action_space", "data_format", "dataset_size", 
 
 
 def import_dataset(
-    dataset: Any, arc: Archive, *, name: str | None = None, run: str = "main", engine: str = "local",
-    job: str | None = None, workers: int | None = None, num_cpus: float | None = None,
+    dataset: Any,
+    arc: Archive,
+    *,
+    name: str | None = None,
+    run: str = "main",
+    engine: str = "local",
+    job: str | None = None,
+    workers: int | None = None,
+    num_cpus: float | None = None,
     progress: Progress | bool = False,
-) -> Checkpoint:  # fmt: skip
+) -> Checkpoint:
     """Add a dataset's episodes, as one checkpoint named after it.
 
     engine, workers, num_cpus: as of `episodes.map`; the dataset must be on the machines of all.  job: a name under

@@ -59,9 +59,16 @@ def import_dataset(
     source = _File(url, storage_options)
     about = {"npz": {"left_out": source.laid_out.left_out}}
     return archive_dataset(
-        arc, name or PurePath(str(url)).stem, source, about, Schema(), run,
-        crew=Crew(engine, workers, num_cpus), job=job, progress=progress,
-    )  # fmt: skip
+        arc,
+        name or PurePath(str(url)).stem,
+        source,
+        about,
+        Schema(),
+        run,
+        crew=Crew(engine, workers, num_cpus),
+        job=job,
+        progress=progress,
+    )
 
 
 class _LaidOut(NamedTuple):

@@ -203,9 +203,13 @@ def _committed(log: CommitLog, seen: int, joint: Joint, call: JobCall, progress:
     parts = [_rows(receipt) for receipt in call.read(call.results)]
     rows, positions = end_to_end(parts), sum(taken for _, taken in parts)
     open_session(
-        log, place, seen, check=partial(check_newest, storage, place.run),
-        take_over=partial(take_over, log, place, None), again=True,
-    )  # fmt: skip
+        log,
+        place,
+        seen,
+        check=partial(check_newest, storage, place.run),
+        take_over=partial(take_over, log, place, None),
+        again=True,
+    )
     index = PartIndex(
         rank=0, world_size=1, run=place.run, session=place.session, name=joint.name, step=0, ordinal=joint.ordinal,
         nonce=secrets.token_hex(8), replay_saved=True, seen=log.head.sighting, progress=progress,

@@ -234,8 +234,15 @@ def tell(start: Resume, taken: IOStats, seconds: float) -> None:
     worlds = f"{start.saved_by or start.world_size} -> {start.world_size} ranks"
     logger.info(
         "rank %d of run %r goes on from %s, %s, with %d live steps: %s in %d requests, %.1f s",
-        start.rank, start.run, name, worlds, steps, size(taken.bytes_in), taken.requests, seconds,
-    )  # fmt: skip
+        start.rank,
+        start.run,
+        name,
+        worlds,
+        steps,
+        size(taken.bytes_in),
+        taken.requests,
+        seconds,
+    )
 
 
 def _check_rank(found: Resume, rank: int | None, world_size: int | None) -> None:

@@ -374,9 +374,16 @@ LOOPBACK = "127.0.0.1"
     opt.option("--no-browser", "Only print the URL."),
 )
 def view(
-    target: Target, port: int | None, host: str, read_only: bool, file: str | None, by: str | None, at: str | None,
-    tokenizer: str | None, no_browser: bool,
-) -> None:  # fmt: skip
+    target: Target,
+    port: int | None,
+    host: str,
+    read_only: bool,
+    file: str | None,
+    by: str | None,
+    at: str | None,
+    tokenizer: str | None,
+    no_browser: bool,
+) -> None:
     """Browse and label episodes in a web browser.
 
     Prints a URL and serves it until Ctrl-C. Only people with the token URL get in, and only from this machine.

@@ -219,9 +219,16 @@ def export(
 
 
 def _to_plain_files(
-    target: Target, to: str, name: str, given: tuple[str, ...], fields: list[str], work: Mapping[str, Any], *,
-    yes: bool, **how: Any,
-) -> Output:  # fmt: skip
+    target: Target,
+    to: str,
+    name: str,
+    given: tuple[str, ...],
+    fields: list[str],
+    work: Mapping[str, Any],
+    *,
+    yes: bool,
+    **how: Any,
+) -> Output:
     import resharding
     from archive.store import Storage
 
@@ -345,9 +352,16 @@ def _page(
 
 
 def page_of(
-    arc: Archive, what: str, *, run: str | None, where: str | None, weights: tuple[str, ...], world_size: int | None,
-    allow_missing: bool, **how: Any,
-) -> tuple[str, str]:  # fmt: skip
+    arc: Archive,
+    what: str,
+    *,
+    run: str | None,
+    where: str | None,
+    weights: tuple[str, ...],
+    world_size: int | None,
+    allow_missing: bool,
+    **how: Any,
+) -> tuple[str, str]:
     """Title and text of the page of an episode's id or a checkpoint's name ("latest"), with a world size of its plan.
 
     how: options of an episode's page, as of Episode.to_html; a UsageError for another one's. NotFoundError if there is

@@ -18,9 +18,16 @@ import numpy as np
 from archive.base import CorruptManifestError, FieldError
 
 ML_NAMES = (
-    "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
-    "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz",
-)  # fmt: skip
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "float8_e3m4",
+    "float8_e4m3",
+    "float8_e4m3b11fnuz",
+)
 _NATIVE_KINDS = "biufc"
 _BYTES_KINDS = "SV"
 

@@ -135,9 +135,14 @@ def map_columns(
     columns = _Columns(source, fn, terms, notes.layout_of(log.storage), call.session)
     log = call.log_of(log)
     commit = ColumnFolds(
-        log, call, source, jsontree.dumps(about, where="provenance"), by, every_s if job else None,
+        log,
+        call,
+        source,
+        jsontree.dumps(about, where="provenance"),
+        by,
+        every_s if job else None,
         spares=only == "missing",
-    )  # fmt: skip
+    )
     call.carry_out(columns, crew, progress, commit.when_due)
     commit.rest()
     call.finish()
@@ -200,9 +205,15 @@ def _cut(episodes: Episodes, terms: Terms, size: int | None, *, whole: bool) -> 
 
 
 def _begun(
-    episodes: Episodes, log: CommitLog, job: Job, function: str, terms: Terms, only: str,
-    left: Callable[[], Episodes], batch_size: int | None,
-) -> tuple[JobCall, Episodes] | None:  # fmt: skip
+    episodes: Episodes,
+    log: CommitLog,
+    job: Job,
+    function: str,
+    terms: Terms,
+    only: str,
+    left: Callable[[], Episodes],
+    batch_size: int | None,
+) -> tuple[JobCall, Episodes] | None:
     """A call's share in a job, and the episodes that its plan has the places of. None if nothing is left to do."""
     ask = Asked(KIND, terms.to_json(), function)
     known = job.newest_round()
@@ -225,9 +236,15 @@ def _begun(
         return None
     annotations = chosen.reader.snapshot.annotations.head.number
     begun = JobCall.beginning(
-        log, job, known, ask, chosen.reader.snapshot.commit, partial(_cut, chosen, terms, batch_size, whole=False),
-        annotations=annotations, checkpoint=chosen.checkpoint,
-    )  # fmt: skip
+        log,
+        job,
+        known,
+        ask,
+        chosen.reader.snapshot.commit,
+        partial(_cut, chosen, terms, batch_size, whole=False),
+        annotations=annotations,
+        checkpoint=chosen.checkpoint,
+    )
     return begun, frozen_episodes(log.storage, begun.round) if begun.others and begun.round else chosen
 
 

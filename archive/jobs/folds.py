@@ -54,9 +54,16 @@ class ColumnFolds:
     """The commits of a call's results: now and then, or one at the end."""
 
     def __init__(
-        self, log: CommitLog, call: JobCall, source: Episodes, provenance: str, by: str | None, every_s: float | None,
-        *, spares: bool,
-    ) -> None:  # fmt: skip
+        self,
+        log: CommitLog,
+        call: JobCall,
+        source: Episodes,
+        provenance: str,
+        by: str | None,
+        every_s: float | None,
+        *,
+        spares: bool,
+    ) -> None:
         """source: the episodes of which the call's plan has the numbers.  spares: steps that got such a column from
         others since the round began keep it."""
         self._log, self._call, self._source, self._every_s = log, call, source, every_s
@@ -228,9 +235,12 @@ def _held(results: Sequence[Receipt], starts: Ints, some: Episodes) -> list[Late
         for i, schema in enumerate(schemas_of(receipt)):
             form = receipt.index.arrays.get(str(i))
             which = receipt.values(str(i), form.shape[0] if form is not None and form.shape else -1)
-            if which.dtype != np.int64 or which.ndim != 1 or len(np.unique(which)) < len(which) or (
-                len(which) and not 0 <= which.min() <= which.max() < stop - start
-            ):  # fmt: skip
+            if (
+                which.dtype != np.int64
+                or which.ndim != 1
+                or len(np.unique(which)) < len(which)
+                or (len(which) and not 0 <= which.min() <= which.max() < stop - start)
+            ):
                 raise CorruptStateError(f"{receipt.where} names episodes that its batch has not; {receipt.damage}")
             which = which + start
             arrays = {one.name: receipt.values(f"{i}/{one.name}", int(lengths[which].sum())) for one in schema.fields}

@@ -320,10 +320,16 @@ class Job:
         key = layout.job_key(self.name, f"plan-{secrets.token_hex(4)}.parquet")
         self._storage.put(key, data)
         record = JobRound(
-            job=self.name, number=number, first=before, batches=len(plan.starts) - 1, items=len(plan.items),
-            plan=FileRef(key, len(data), checksum(data), len(plan.items)), created_at=datetime.now(UTC),
-            library=__version__, **about,
-        )  # fmt: skip
+            job=self.name,
+            number=number,
+            first=before,
+            batches=len(plan.starts) - 1,
+            items=len(plan.items),
+            plan=FileRef(key, len(data), checksum(data), len(plan.items)),
+            created_at=datetime.now(UTC),
+            library=__version__,
+            **about,
+        )
         if self._create(f"round-{number:06d}.json", record):
             return Begun(record, plan, others=False)
         first = self._round(number)

@@ -85,9 +85,16 @@ class JobCall:
     the results are values of this process."""
 
     def __init__(
-        self, storage: Storage, session: str, plan: Batches, job: Job | None = None, begun: JobRound | None = None, *,
-        others: bool = False, function: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        storage: Storage,
+        session: str,
+        plan: Batches,
+        job: Job | None = None,
+        begun: JobRound | None = None,
+        *,
+        others: bool = False,
+        function: str | None = None,
+    ) -> None:
         self.job = job
         self.round = begun
         self.session = session
@@ -102,9 +109,14 @@ class JobCall:
 
     @classmethod
     def of(
-        cls, log: CommitLog, name: str | None, ask: Asked, frozen: Commit, batches: Callable[[], Sequence[Any]],
+        cls,
+        log: CommitLog,
+        name: str | None,
+        ask: Asked,
+        frozen: Commit,
+        batches: Callable[[], Sequence[Any]],
         **more: Any,
-    ) -> JobCall:  # fmt: skip
+    ) -> JobCall:
         """A call of a job that may be repeated once it is finished, as it has no function: it goes on with the newest
         round or, where that has ended, begins one at a commit. batches: gives the items of each batch.  more: as of
         `beginning`."""
@@ -129,16 +141,30 @@ class JobCall:
 
     @classmethod
     def beginning(
-        cls, log: CommitLog, job: Job, known: KnownRound | None, ask: Asked, frozen: Commit,
-        batches: Callable[[], Sequence[Any]], annotations: int | None = None, **more: Any,
-    ) -> JobCall:  # fmt: skip
+        cls,
+        log: CommitLog,
+        job: Job,
+        known: KnownRound | None,
+        ask: Asked,
+        frozen: Commit,
+        batches: Callable[[], Sequence[Any]],
+        annotations: int | None = None,
+        **more: Any,
+    ) -> JobCall:
         """A call that begins the round after the known one at a commit, or goes on with that of a call that was
         first."""
         made = job.begin(
-            Batches.of(batches()), known, kind=ask.kind, archive=log.archive_id, commit=frozen.number,
-            annotations=frozen.number if annotations is None else annotations, session=new_session(),
-            terms=dict(ask.terms), function=ask.function, **more,
-        )  # fmt: skip
+            Batches.of(batches()),
+            known,
+            kind=ask.kind,
+            archive=log.archive_id,
+            commit=frozen.number,
+            annotations=frozen.number if annotations is None else annotations,
+            session=new_session(),
+            terms=dict(ask.terms),
+            function=ask.function,
+            **more,
+        )
         if made.others:
             ask.check(job.name, made.record, log.storage.url)
             return cls.going_on(log.storage, job, made.record)

@@ -174,9 +174,12 @@ class _Child:
         self._lock = threading.Lock()
         paths = [path or os.getcwd() for path in sys.path]  # noqa: PTH109
         self._process = subprocess.Popen(  # noqa: S603 (this interpreter)
-            [sys.executable, "-c", _SERVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, "-c", _SERVE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            start_new_session=True,
+        )
         self._send(payload)
         self._listener = threading.Thread(target=self._listen, name="archive-job", daemon=True)
         self._listener.start()

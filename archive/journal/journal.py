@@ -49,10 +49,17 @@ class Journal:
     held. `background`: a method of the writer that takes the lock and calls `in_background`."""
 
     def __init__(
-        self, place: Place, pipeline: Pipeline, objects: JournalObjects, changes: Changes,
+        self,
+        place: Place,
+        pipeline: Pipeline,
+        objects: JournalObjects,
+        changes: Changes,
         buffers: Mapping[str, Buffer],
-        send: Callable[[], object], background: Callable[[], None], within_s: float, log: CommitLog,
-    ) -> None:  # fmt: skip
+        send: Callable[[], object],
+        background: Callable[[], None],
+        within_s: float,
+        log: CommitLog,
+    ) -> None:
         self._place = place
         self._pipeline = pipeline
         self._lock = changes.lock

@@ -325,9 +325,16 @@ def _end_rank(log: CommitLog, who: Place, session: str, journal: tuple[int, int]
     block = layout.with_feature(layout.format_block(layout.PART_VERSION), layout.ENDS)
     while True:
         marker = TickIndex(
-            who.run, session, rank, number, secrets.token_hex(8), 0, seen=log.head.sighting, ended_by=who.session,
+            who.run,
+            session,
+            rank,
+            number,
+            secrets.token_hex(8),
+            0,
+            seen=log.head.sighting,
+            ended_by=who.session,
             format=block,
-        )  # fmt: skip
+        )
         try:
             storage.create_once(marker.key, pack(marker, {}, [])[0])
         except AlreadyExistsError:

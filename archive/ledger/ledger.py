@@ -211,9 +211,16 @@ class Ledgers:
     """The ledgers of a writer, by name."""
 
     def __init__(
-        self, changes: Changes, storage: Storage, log: CommitLog, place: Place, ids: Ids,
-        holders: Callable[[], Mapping[str, int]], record_of: RecordOf, settle: Callable[[Sequence[str], bool], bool],
-    ) -> None:  # fmt: skip
+        self,
+        changes: Changes,
+        storage: Storage,
+        log: CommitLog,
+        place: Place,
+        ids: Ids,
+        holders: Callable[[], Mapping[str, int]],
+        record_of: RecordOf,
+        settle: Callable[[Sequence[str], bool], bool],
+    ) -> None:
         """holders: episode id -> the rank that has it live, as far as is known.  record_of: the writer's record of an
         episode.  settle: as of Archived."""
         self.changes = changes

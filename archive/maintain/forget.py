@@ -70,10 +70,17 @@ def plan(log: CommitLog, asked: ForgetRequest, shown: Shown, redaction: Redactio
         return replace(plan, made=commit)
 
     return ForgetPlan(
-        url=log.storage.url, as_of=decision.parent.number, asked=str(asked), checkpoints=tuple(decision.fates),
-        episodes=decision.episodes, episodes_gone=decision.episodes_gone, objects=len(gone),
-        bytes=sum(gone.values()), redacted=None if redaction is None else redaction.told(decision, made), _carry=carry,
-    )  # fmt: skip
+        url=log.storage.url,
+        as_of=decision.parent.number,
+        asked=str(asked),
+        checkpoints=tuple(decision.fates),
+        episodes=decision.episodes,
+        episodes_gone=decision.episodes_gone,
+        objects=len(gone),
+        bytes=sum(gone.values()),
+        redacted=None if redaction is None else redaction.told(decision, made),
+        _carry=carry,
+    )
 
 
 # -- after checkpoints -------------------------------------------------------------------------------------------------

@@ -183,9 +183,15 @@ class ForgetPlan(UpkeepPlan):
         return not self.checkpoints_gone and all(one.stays for one in self.episodes)
 
     def commit(
-        self, *, engine: str = "local", workers: int | None = None, num_cpus: float | None = None,
-        num_gpus: float | None = None, job: str | None = None, progress: Progress | None = None,
-    ) -> Self:  # fmt: skip
+        self,
+        *,
+        engine: str = "local",
+        workers: int | None = None,
+        num_cpus: float | None = None,
+        num_gpus: float | None = None,
+        job: str | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
         """Forget what the plan says, and nothing else; the plan with the commit that was `made` (none if empty).
 
         Of a redaction: engine, workers, num_cpus, num_gpus: of what rewrites shards, as for `Episodes.map`.  job: a
@@ -380,9 +386,16 @@ class PrunePlan(UpkeepPlan):
     @property
     def tables(self) -> list[Table]:
         """A row for each group of objects."""
-        return [("Objects", _OBJECT_COLUMNS, [
-            (one.kind, one.objects, size(one.bytes), "goes" if one.goes else "stays", one.why) for one in self.groups
-        ])]  # fmt: skip
+        return [
+            (
+                "Objects",
+                _OBJECT_COLUMNS,
+                [
+                    (one.kind, one.objects, size(one.bytes), "goes" if one.goes else "stays", one.why)
+                    for one in self.groups
+                ],
+            )
+        ]
 
     @property
     def warnings(self) -> list[str]:

@@ -79,9 +79,13 @@ class Report:
 
 
 def verify(
-    archive: Any, *, deep: bool = False, crew: Crew | None = None, job: str | None = None,
+    archive: Any,
+    *,
+    deep: bool = False,
+    crew: Crew | None = None,
+    job: str | None = None,
     progress: Progress | bool = False,
-) -> Report:  # fmt: skip
+) -> Report:
     """Check all commits of an archive, their tables, the staged objects of their checkpoints, that the live steps of
     each checkpoint are in its tables, that no episode goes on from a branch that a resume left behind, and every
     shard of the newest commit: its first bytes must be there or, if `deep`, every byte must be as it was written and

@@ -114,9 +114,16 @@ def write(
         update_count=update_count, terminated=terminated, truncated=truncated,
     )  # fmt: skip
     return sink.write(
-        dataset, url, columns, run=run, replace=replace, compression=compression, storage_options=storage_options,
-        concurrency=concurrency, ray_remote_args=ray_remote_args,
-    )  # fmt: skip
+        dataset,
+        url,
+        columns,
+        run=run,
+        replace=replace,
+        compression=compression,
+        storage_options=storage_options,
+        concurrency=concurrency,
+        ray_remote_args=ray_remote_args,
+    )
 
 
 def register() -> None:

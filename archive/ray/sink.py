@@ -105,9 +105,14 @@ class Columns:
 
 
 def columns(
-    unit: str, episode_id: str | None, step: str | None, fields: Sequence[str] | None, metadata: Sequence[str],
-    schema: Schema | None, **facts: str | None,
-) -> Columns:  # fmt: skip
+    unit: str,
+    episode_id: str | None,
+    step: str | None,
+    fields: Sequence[str] | None,
+    metadata: Sequence[str],
+    schema: Schema | None,
+    **facts: str | None,
+) -> Columns:
     """The columns of a dataset; see `archive.ray.write`."""
     by_step = unit == "step"
     if unit not in ("episode", "step") or (by_step and episode_id is None):

@@ -189,9 +189,16 @@ def write(storage: Storage, session: str, archive_layout: str, made: Iterable[La
         key = layout.shard_key(uuid.uuid4().hex[:8], session, 0, archive_layout)
         chunks.append(tablefiles.chunk_rows(key, shards.write(key, shards.encode(kind, arrays))))
         length = numbers(rows["length"])
-        late.append(tables.from_columns("late", {
-            **{name: rows[name] for name in rows.column_names}, "shard": key, "start": np.cumsum(length) - length,
-        }))  # fmt: skip
+        late.append(
+            tables.from_columns(
+                "late",
+                {
+                    **{name: rows[name] for name in rows.column_names},
+                    "shard": key,
+                    "start": np.cumsum(length) - length,
+                },
+            )
+        )
 
     try:
         for one in made:
@@ -212,8 +219,15 @@ def _rows(snapshot: Snapshot, spans: Spans, schema: str) -> pa.Table:
     some = spans.hi > spans.lo
     row, lo, counts = spans.rows[some], spans.lo[some], (spans.hi - spans.lo)[some]
     found = snapshot.take(row, [*STREAM, "position"])
-    return tables.from_columns("late", {
-        **{name: found[name] for name in STREAM}, "position": found["position"].to_numpy() + lo, "length": counts,
-        "start": np.cumsum(counts) - counts, "schema": schema,
-        "fields": [[spec.name for spec in loads(schema).fields]] * len(row), "dropped": False,
-    })  # fmt: skip
+    return tables.from_columns(
+        "late",
+        {
+            **{name: found[name] for name in STREAM},
+            "position": found["position"].to_numpy() + lo,
+            "length": counts,
+            "start": np.cumsum(counts) - counts,
+            "schema": schema,
+            "fields": [[spec.name for spec in loads(schema).fields]] * len(row),
+            "dropped": False,
+        },
+    )

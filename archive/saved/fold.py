@@ -285,9 +285,16 @@ class SessionFold:
         rank, buffer = self._owners.columns(runs["owner"], 2)
         _, session, stream_rank, stream_env = self._streams.columns(runs.stream, 4)
         live = {
-            "rank": rank, "buffer": buffer, "env_id": runs["env"], "position": runs["position"], "session": session,
-            "stream_rank": stream_rank, "stream_env": stream_env, "lo": runs.lo, "hi": runs.hi,
-        }  # fmt: skip
+            "rank": rank,
+            "buffer": buffer,
+            "env_id": runs["env"],
+            "position": runs["position"],
+            "session": session,
+            "stream_rank": stream_rank,
+            "stream_env": stream_env,
+            "lo": runs.lo,
+            "hi": runs.hi,
+        }
         found = tables.locate(tables.from_columns("live", live), segments)
         (self._ids, episode), position = coded(segments["episode_id"]), segments["position"].to_numpy()
         run, row = found["run"], found.stream

@@ -30,10 +30,17 @@ def _read_members(value: Any, at: str) -> tuple[Placed, ...]:
     if type(value) is not list:
         refuse(value, at, "no list")
     for one in value:
-        if type(one) is not list or list(map(type, one)) != _MEMBER or not (
-            -1 <= one[2] <= MAX_CHUNK and min(one[3:]) >= 0 and max(one[2:]) <= MAX_PLACE
-            and one[4] + one[5] <= MAX_PLACE and one[6] <= MAX_CHECKSUM
-        ):  # fmt: skip
+        if (
+            type(one) is not list
+            or list(map(type, one)) != _MEMBER
+            or not (
+                -1 <= one[2] <= MAX_CHUNK
+                and min(one[3:]) >= 0
+                and max(one[2:]) <= MAX_PLACE
+                and one[4] + one[5] <= MAX_PLACE
+                and one[6] <= MAX_CHECKSUM
+            )
+        ):
             refuse(one, at, "no member")
     return tuple([Placed(*one) for one in value])
 

@@ -33,11 +33,18 @@ def schema(kind: str) -> pa.Schema:
     extent = pa.struct([("field", pa.string()), ("start", pa.int64()), ("rows", pa.int64())])
     weights = pa.struct([("steps", pa.int64()), ("model_weights_uuid", pa.string()), ("update_count", pa.int64())])
     types = {
-        "string": pa.string(), "dict": text, "strings": pa.list_(pa.string()), "extents": pa.list_(extent),
+        "string": pa.string(),
+        "dict": text,
+        "strings": pa.list_(pa.string()),
+        "extents": pa.list_(extent),
         "weights": pa.list_(weights),
-        "int32": pa.int32(), "int64": pa.int64(), "uint32": pa.uint32(), "bool": pa.bool_(), "double": pa.float64(),
+        "int32": pa.int32(),
+        "int64": pa.int64(),
+        "uint32": pa.uint32(),
+        "bool": pa.bool_(),
+        "double": pa.float64(),
         "timestamp": pa.timestamp("us", tz="UTC"),
-    }  # fmt: skip
+    }
     return pa.schema([(name, types[column.kind]) for name, column in TABLES[kind].columns.items()])
 
 

@@ -175,9 +175,16 @@ __all__ = ["KINDS", "Injection", "at"]
 
 @contextmanager
 def at(
-    where: Any, *, op: str = "any", k: int = 1, what: str | Exception = "fail", times: int | None = 1, key: str = "",
-    seconds: float = 1.0, keep: int | None = None,
-) -> Iterator[Injection]:  # fmt: skip
+    where: Any,
+    *,
+    op: str = "any",
+    k: int = 1,
+    what: str | Exception = "fail",
+    times: int | None = 1,
+    key: str = "",
+    seconds: float = 1.0,
+    keep: int | None = None,
+) -> Iterator[Injection]:
     """Within the block, break operations on the store of an archive or URL, whoever in this process sends them.
 
     op: get, put, create, list, delete, head or copy.  key: a text in the matching keys.  k: the first one that is

@@ -256,10 +256,17 @@ class Server:
         self.origin = f"http://{reached(host)}:{self.port}"
         self._place = Place(frozenset(f"{name}:{self.port}" for name in names(host)))
         config = uvicorn.Config(
-            Guard(app, self._place), log_config=None, log_level="critical", access_log=False, lifespan="off",
-            server_header=False, date_header=False, timeout_graceful_shutdown=1, ws="none",
+            Guard(app, self._place),
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            date_header=False,
+            timeout_graceful_shutdown=1,
+            ws="none",
             h11_max_incomplete_event_size=65536,
-        )  # fmt: skip
+        )
         self._server = uvicorn.Server(config)
         self._server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
         self._thread = threading.Thread(target=self._run, name="archive-view", daemon=True)

@@ -229,10 +229,17 @@ class LiveSet:
         return _live_table(buffer, self._own, self.runs(), self.streams)
 
     def cut(
-        self, buffer: str, records: EpisodeRecords, positions: tuple[dict[int, int], dict[int, str]], *,
-        columns: Mapping[str, Any] | None, attributes: Mapping[str, Mapping[str, Any]] | None, state: Any,
-        incomplete: str, empty: Empty = np.empty,
-    ) -> Cut:  # fmt: skip
+        self,
+        buffer: str,
+        records: EpisodeRecords,
+        positions: tuple[dict[int, int], dict[int, str]],
+        *,
+        columns: Mapping[str, Any] | None,
+        attributes: Mapping[str, Mapping[str, Any]] | None,
+        state: Any,
+        incomplete: str,
+        empty: Empty = np.empty,
+    ) -> Cut:
         """A copy of all that belongs to a checkpoint; errors name what does not fit, and nothing is written.
         empty: memory for the columns."""
         if incomplete not in POLICIES:

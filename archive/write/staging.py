@@ -27,9 +27,16 @@ class Staging:
     """
 
     def __init__(
-        self, storage: Storage, archive_layout: str, place: Place, name: str, schema: Schema, compression: str | None,
-        *, first_id: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        storage: Storage,
+        archive_layout: str,
+        place: Place,
+        name: str,
+        schema: Schema,
+        compression: str | None,
+        *,
+        first_id: int = 0,
+    ) -> None:
         """first_id: the number in the first new id."""
         self._storage = storage
         self._place = place

@@ -105,9 +105,14 @@ class _Folder(Source):
     """A dataset, with these features; of `pictures` those in `clips` as they were encoded."""
 
     def __init__(
-        self, where: str, store: Storage, info: Mapping[str, Any], numbers: Mapping[str, Any], pictures: list[str],
+        self,
+        where: str,
+        store: Storage,
+        info: Mapping[str, Any],
+        numbers: Mapping[str, Any],
+        pictures: list[str],
         clips: list[str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.where = where
         self.terms = {"features": sorted([*numbers, *pictures]), "kept": clips}
         self._given = where, store, info, numbers, pictures, clips
@@ -210,10 +215,17 @@ def _table(store: Storage, key: str, columns: list[str] | None = None) -> pa.Tab
 
 
 def export_dataset(
-    source: Any, url: Any, *, fields: Any = None, fps: float | None = None, robot_type: str | None = None,
-    video: bool | str | None = None, task: str | None = None, rename: Mapping[str, str] | None = None,
+    source: Any,
+    url: Any,
+    *,
+    fields: Any = None,
+    fps: float | None = None,
+    robot_type: str | None = None,
+    video: bool | str | None = None,
+    task: str | None = None,
+    rename: Mapping[str, str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
-) -> Report:  # fmt: skip
+) -> Report:
     """Write episodes that have steps as a dataset below an empty folder; the report says what was left out.
 
     fields: only these.  fps: steps a second; default is what the import noted, or what the field `timestamp` says.
@@ -398,11 +410,18 @@ class _Export:
         self._store.put(files.STATS, json.dumps({n: s.as_json() for n, s in self._stats.items()}).encode())
         count = len(self.listed)
         info = {
-            "codebase_version": files.VERSION, "robot_type": robot_type, "total_episodes": count,
-            "total_frames": self.steps, "total_tasks": len(self._tasks), "chunks_size": files.FILES_A_CHUNK,
-            "data_files_size_in_mb": FILE_BYTES // 1_000_000, "video_files_size_in_mb": 200,
-            "fps": int(self._fps) if self._fps.is_integer() else self._fps, "splits": {"train": f"0:{count}"},
-            "data_path": files.DATA, "video_path": files.VIDEOS if self._recorders else None,
+            "codebase_version": files.VERSION,
+            "robot_type": robot_type,
+            "total_episodes": count,
+            "total_frames": self.steps,
+            "total_tasks": len(self._tasks),
+            "chunks_size": files.FILES_A_CHUNK,
+            "data_files_size_in_mb": FILE_BYTES // 1_000_000,
+            "video_files_size_in_mb": 200,
+            "fps": int(self._fps) if self._fps.is_integer() else self._fps,
+            "splits": {"train": f"0:{count}"},
+            "data_path": files.DATA,
+            "video_path": files.VIDEOS if self._recorders else None,
             "features": self._features,
-        }  # fmt: skip
+        }
         self._store.put(files.INFO, json.dumps(info, indent=4).encode())

@@ -266,9 +266,16 @@ def _added(part: Buffer, episode: Any, before: str | None) -> str:
     earlier revision, which had less of it."""
     one = encode(episode)
     return part.add_episode(
-        one.fields, metadata=one.metadata, schema=one.schema, first=one.first, last=one.last,
-        terminated=one.terminated, truncated=one.truncated, episode_id=before, replace=before is not None,
-    )  # fmt: skip
+        one.fields,
+        metadata=one.metadata,
+        schema=one.schema,
+        first=one.first,
+        last=one.last,
+        terminated=one.terminated,
+        truncated=one.truncated,
+        episode_id=before,
+        replace=before is not None,
+    )
 
 
 # -- a buffer that is followed -------------------------------------------------------------------------------------

@@ -30,9 +30,14 @@ OF_MODULES = (
     "sampled_timesteps_per_module",
 )
 _TREES = (
-    "max_priority", "sum_segment", "min_segment", "free_nodes", "max_idx", "tree_idx_to_sample_idx",
+    "max_priority",
+    "sum_segment",
+    "min_segment",
+    "free_nodes",
+    "max_idx",
+    "tree_idx_to_sample_idx",
     "last_sampled_indices",
-)  # fmt: skip
+)
 _LISTED = ("sample", "node", "priority", "priority_type")
 
 
@@ -135,9 +140,14 @@ def lists_of(
 
 
 def _listed(
-    parts: list[tuple[Any, Ints]], columns: Mapping[str, Array], starts: Ints, *, prioritized: bool, as_it_was: bool,
+    parts: list[tuple[Any, Ints]],
+    columns: Mapping[str, Array],
+    starts: Ints,
+    *,
+    prioritized: bool,
+    as_it_was: bool,
     where: str,
-) -> Listed:  # fmt: skip
+) -> Listed:
     """One list of the steps of some agents, or (agent None) of the episodes."""
     at = np.concatenate([steps for _, steps in parts])
     agents = [agent for agent, steps in parts for _ in steps]

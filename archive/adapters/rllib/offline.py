@@ -184,12 +184,16 @@ class _Rows:
         extra = values.get("extra_model_outputs", {})
         ended = bool(batch["terminated"][i])
         return SingleAgentEpisode(
-            id_=str(batch["episode_id"][i]), infos=[{} for _ in range(steps + 1)],
-            observations=InfiniteLookbackBuffer(obs), actions=InfiniteLookbackBuffer(actions),
+            id_=str(batch["episode_id"][i]),
+            infos=[{} for _ in range(steps + 1)],
+            observations=InfiniteLookbackBuffer(obs),
+            actions=InfiniteLookbackBuffer(actions),
             rewards=InfiniteLookbackBuffer(values["rewards"]),
             extra_model_outputs={name: InfiniteLookbackBuffer(value) for name, value in extra.items()},
-            terminated=ended, truncated=bool(batch["truncated"][i]) or not ended, len_lookback_buffer=0,
-        )  # fmt: skip
+            terminated=ended,
+            truncated=bool(batch["truncated"][i]) or not ended,
+            len_lookback_buffer=0,
+        )
 
 
 def _as_space(nest: Any, space: Any) -> Any:
