@@ -9,10 +9,9 @@ import sys
 import time
 import webbrowser
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
@@ -392,7 +391,7 @@ def view(
 
     who = by or os.environ.get("USER") or os.environ.get("USERNAME")
     arc, settings = target.open(), Settings(read_only, _labels(file), who, tokenizer)
-    with _until_ended(), serve(arc, host=host, port=port or 0, settings=settings) as viewer:
+    with _Ending() as ending, serve(arc, host=host, port=port or 0, settings=settings) as viewer:
         place = f"#{at.removeprefix('#')}" if at else ""
         url = viewer.url + place
         Output({"url": url}, f"{url}\nshows {target.url} until Ctrl-C").show(as_json=target.as_json)
@@ -401,19 +400,35 @@ def view(
             output.say("warning: other machines can come in, with this URL; nothing is encrypted on the way", err=True)
         if not no_browser and _desktop():
             webbrowser.open(viewer.url_once() + place)
-        viewer.wait()
+        viewer.wait(ending.waiting)
 
 
-@contextmanager
-def _until_ended() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end what is within, and are no error."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    except KeyboardInterrupt:
-        pass
-    finally:
-        signal.signal(signal.SIGTERM, before)
+class _Ending:
+    """Ctrl-C and SIGTERM end what is within, and are no error. While it only waits, they are noted and raise nothing:
+    Python drops an interrupt that comes within a callback of its weakref module."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._waits = False
+
+    def waiting(self) -> bool:
+        """True once it was asked to end; from the first call on, nothing is raised."""
+        self._waits = True
+        return self.asked
+
+    def _end(self, *_: object) -> None:
+        self.asked = True
+        if not self._waits:
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._end) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+        return kind is KeyboardInterrupt
 
 
 def _labels(file: str | None) -> tuple[dict[str, Any], ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import html
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 from archive.base import ArchiveError, MissingPackageError
@@ -46,9 +47,9 @@ class Viewer:
         """The URL of the server, without the token."""
         return self._server.origin
 
-    def wait(self) -> None:
-        """Block until it is closed, or Ctrl-C."""
-        self._server.wait()
+    def wait(self, interrupted: Callable[[], bool] = lambda: False) -> None:
+        """Block until it is closed, or Ctrl-C, or a call says so."""
+        self._server.wait(interrupted)
 
     def close(self) -> None:
         """Serve no more."""
