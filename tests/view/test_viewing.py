@@ -49,7 +49,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What a browser was opened with; commands end as soon as they serve."""
     urls: list[str] = []
     monkeypatch.setattr(webbrowser, "open", urls.append)
-    monkeypatch.setattr(Viewer, "wait", lambda self: None)
+    monkeypatch.setattr(Viewer, "wait", lambda self, *more: None)
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "SSH_CONNECTION"):
         monkeypatch.delenv(name, raising=False)
     return urls
