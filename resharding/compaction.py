@@ -24,7 +24,7 @@ from archive.arrays import Ints, Mask, Steps, codes, places, row_codes
 from archive.base import ConflictError, ExpiredError, UsageError, escape, layout
 from archive.fields import NODES, loads
 from archive.index import Snapshot, chains
-from archive.jobs import Asked, Crew, JobCall
+from archive.jobs import Crew, JobCall, JobRequest
 from archive.log import Addition, Attempt, Change, Commit, CommitLog, FileRef, Requirement, commits, tablefiles
 from archive.maintain import relocation
 from archive.read import Reader, Spans
@@ -78,7 +78,7 @@ def compact(
     def batches() -> list[Ints]:
         return [*relocation.batches(archive.snapshot, "segments", _chosen(archive, min_alive, min_full), whole=whole)]
 
-    call = JobCall.of(log, job, Asked(KIND, terms), archive.head, batches)
+    call = JobCall.of(log, job, JobRequest(KIND, terms), archive.head, batches)
     if not call.batches:
         call.finish()
         return Compacted(0, 0, None)

@@ -29,7 +29,7 @@ from archive import open as open_archive
 from archive.arrays import Ints
 from archive.base import FieldError, JobError, UsageError, cached_property, escape_path, show
 from archive.fields import Ragged, flatten, json_texts, lists_column, own_dtype, rows_column
-from archive.jobs import Agree, Asked, Crew, Items, JobCall, Procedure, Progress, Result, frozen_episodes
+from archive.jobs import Agree, Crew, Items, JobCall, JobRequest, Procedure, Progress, Result, frozen_episodes
 from archive.log import CommitLog
 from archive.read import Episode, Episodes
 from archive.store import Storage
@@ -66,7 +66,7 @@ def export(
     for storage in (snapshot.storage, target):
         crew.check(storage, how)
     log = CommitLog(snapshot.storage, snapshot.commit.archive, snapshot.commit)
-    ask = Asked("export", {**how.to_json(), "episodes_per_file": episodes_per_file})
+    ask = JobRequest("export", {**how.to_json(), "episodes_per_file": episodes_per_file})
     call = JobCall.of(
         log,
         job,

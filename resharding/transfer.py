@@ -31,7 +31,7 @@ from archive.base import (
 )
 from archive.checkpoint import MAIN_BUFFER, Checkpoint
 from archive.index import Branches, Snapshot, run_of_session
-from archive.jobs import Asked, Crew, Job, JobCall, JobRound
+from archive.jobs import Crew, Job, JobCall, JobRequest, JobRound
 from archive.log import (
     Addition,
     Attempt,
@@ -306,7 +306,7 @@ def _copying(
     """A call of the job that copies the shards of these rows, with all its results."""
     sources = [[one.archive.id, one.archive.head.number] for one in selections]
     chosen = hashlib.sha256(b"".join(hashlib.sha256(one.rows.tobytes()).digest() for one in selections)).hexdigest()
-    ask = Asked(MERGE, {"sources": sources, "rows": chosen[:16], "verify": target.verify})
+    ask = JobRequest(MERGE, {"sources": sources, "rows": chosen[:16], "verify": target.verify})
     call = JobCall.of(log, target.job, ask, there.commit, lambda: to_copy(parts, whole=target.alone))
     if call.round is None or call.round.commit == there.commit.number:
         tables = [one.archive.snapshot for one in selections]

@@ -30,7 +30,7 @@ from archive.base import (
 )
 from archive.checkpoint import MAIN_BUFFER, Checkpoint, Joint, assembly
 from archive.fields import Schema
-from archive.jobs import Agree, Asked, Crew, Items, Job, JobCall, Procedure, Progress, Receipt, Result
+from archive.jobs import Agree, Crew, Items, Job, JobCall, JobRequest, Procedure, Progress, Receipt, Result
 from archive.journal import take_over
 from archive.log import Commit, CommitLog, Place, commits, open_session
 from archive.maintain import check_newest
@@ -158,7 +158,7 @@ def archive_dataset(
     check_text(name, "checkpoint name")
     told = jsontree.dumps(dict(about), where="progress")
     crew.check(arc.storage, source)
-    ask = Asked("import", {"from": source.where, "name": name, "run": run, **source.terms})
+    ask = JobRequest("import", {"from": source.where, "name": name, "run": run, **source.terms})
     if job is not None and (made := _finished(log, Job(arc.storage, job), ask)) is not None:
         arc.refresh()
         return Checkpoint(arc.storage, made)
@@ -180,7 +180,7 @@ def archive_dataset(
     return Checkpoint(arc.storage, made)
 
 
-def _finished(log: CommitLog, job: Job, ask: Asked) -> Commit | None:
+def _finished(log: CommitLog, job: Job, ask: JobRequest) -> Commit | None:
     """The commit of a job that is finished: whoever repeats the call may not know. None if it is not."""
     known = job.newest_round()
     if known is None or known.end is None or known.end.outcome != "finished":

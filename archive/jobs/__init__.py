@@ -8,17 +8,17 @@ from archive.jobs.cost import estimate
 from archive.jobs.job import COLUMNS, Batches, Job, Jobs
 from archive.jobs.receipts import Agree, Items, Procedure, Receipt, Result
 from archive.jobs.records import JobRound, is_record, is_result, job_of
-from archive.jobs.runner import Asked, Crew, JobCall, Progress
+from archive.jobs.runner import Crew, JobCall, JobRequest, Progress
 
 __all__ = [
     "COLUMNS",
     "Agree",
-    "Asked",
     "Batches",
     "Crew",
     "Items",
     "Job",
     "JobCall",
+    "JobRequest",
     "JobRound",
     "Jobs",
     "Procedure",

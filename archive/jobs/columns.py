@@ -42,7 +42,7 @@ from archive.jobs.functions import digest, told
 from archive.jobs.job import Batches, Job
 from archive.jobs.receipts import Agree, Items, Procedure, Result
 from archive.jobs.records import FINISHED, REPLACED, JobRound, check_name
-from archive.jobs.runner import Asked, Crew, JobCall, Progress
+from archive.jobs.runner import Crew, JobCall, JobRequest, Progress
 from archive.log import CommitLog, commits, new_session
 from archive.observe import timed
 from archive.read import (
@@ -215,7 +215,7 @@ def _begun(
     batch_size: int | None,
 ) -> tuple[JobCall, Episodes] | None:
     """A call's share in a job, and the episodes that its plan has the places of. None if nothing is left to do."""
-    ask = Asked(KIND, terms.to_json(), function)
+    ask = JobRequest(KIND, terms.to_json(), function)
     known = job.newest_round()
     replaces = only == "stale" and known is not None and known.record.kind == KIND and known.record.function != function
     if known is not None and not replaces:

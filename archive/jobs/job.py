@@ -168,7 +168,7 @@ class Job:
 
     @property
     def standing(self) -> tuple[int, int, str]:
-        """What `done`, `total` and `state` are, by one look."""
+        """The values of `done`, `total` and `state`, by one look."""
         there = self._look()
         return self._standing(there, self._newest(there))
 

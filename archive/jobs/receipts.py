@@ -48,8 +48,8 @@ class Procedure(ABC):
     """A kind of work, done batch by batch, on any worker. It pickles."""
 
     def prepare(self, items: Items) -> Any:
-        """What `run` gets for a batch of these items, such as what is read for it: made while the batch before is run,
-        one at a time."""
+        """The input of `run` for a batch of these items, such as what is read for it: made while the batch before is
+        run, one at a time."""
         return items
 
     @abstractmethod
@@ -173,7 +173,7 @@ class Worker:
         self._agreed: str | None = None
 
     def prepare(self, number: int, items: Items) -> Any:
-        """What `run` gets: a Done if the batch has a result already, or nothing can be read for it."""
+        """The input of `run`: a Done if the batch has a result already, or nothing can be read for it."""
         try:
             return Done(number) if self.receipts.has(number) else self.procedure.prepare(items)
         except Exception as error:

@@ -55,7 +55,7 @@ class Crew:
 
 
 @dataclass(frozen=True)
-class Asked:
+class JobRequest:
     """The results that a call asks a job for: their kind, and the arguments and the digest of the function that they
     depend on."""
 
@@ -112,7 +112,7 @@ class JobCall:
         cls,
         log: CommitLog,
         name: str | None,
-        ask: Asked,
+        ask: JobRequest,
         frozen: Commit,
         batches: Callable[[], Sequence[Any]],
         **more: Any,
@@ -145,7 +145,7 @@ class JobCall:
         log: CommitLog,
         job: Job,
         known: KnownRound | None,
-        ask: Asked,
+        ask: JobRequest,
         frozen: Commit,
         batches: Callable[[], Sequence[Any]],
         annotations: int | None = None,

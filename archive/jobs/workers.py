@@ -227,7 +227,7 @@ class _Child:
         self._process.wait()
 
 
-class Lane:
+class WorkerLane:
     """A worker in a process of its own, called by AHEAD threads: it runs one batch at a time, always in one thread, and
     prepares the next one meanwhile."""
 
@@ -278,7 +278,7 @@ def serve() -> None:
             os._exit(1)
 
     try:
-        lane = Lane(_receive(source))
+        lane = WorkerLane(_receive(source))
         threads = ThreadPoolExecutor(AHEAD, "archive-job")
         while True:
             threads.submit(answer, *cloudpickle.loads(_receive(source)))
@@ -293,7 +293,7 @@ class _Actor:
     """A worker in an actor of Ray."""
 
     def __init__(self, payload: bytes) -> None:
-        self._lane = Lane(payload)
+        self._lane = WorkerLane(payload)
 
     def ready(self) -> bool:
         return True

@@ -20,7 +20,7 @@ from archive import tables
 from archive.arrays import Ints, Steps, numbers
 from archive.base import ConflictError, CorruptStateError, at_once, escape, jsontree, layout, one_line
 from archive.index import Branches, Snapshot, checkpoint_places
-from archive.jobs import Asked, Crew, Job, JobCall, Jobs
+from archive.jobs import Crew, Job, JobCall, JobRequest, Jobs
 from archive.log import Commit, CommitLog, FileRef, commits, read_of, tablefiles
 from archive.maintain import relocation
 from archive.maintain.draft import Draft
@@ -73,7 +73,7 @@ class Redaction:
         if job is not None:
             _end_if_committed(log, Job(storage, job))
         names = hashlib.sha256("\n".join(sorted(self._ids)).encode("utf-8", "surrogatepass")).hexdigest()
-        self._call = call = JobCall.of(log, job, Asked(REDACT, {"ids": names[:16]}), decision.parent, batches)
+        self._call = call = JobCall.of(log, job, JobRequest(REDACT, {"ids": names[:16]}), decision.parent, batches)
         frozen = call.frozen(decision.snapshot)
         relocating = Relocation(self._layout, call.session, frozen, **(sources if frozen is decision.snapshot else {}))
         if some or call.batches:

@@ -13,7 +13,7 @@ import numpy as np
 from archive.base import ArchiveError, CorruptManifestError, cached_property, layout
 from archive.checkpoint import Checkpoint, Checkpoints
 from archive.index import ByWriter, EpisodeIndex, Snapshot, chains, checkpoint_places, chunkindex
-from archive.jobs import Asked, Crew, JobCall, Jobs, Progress
+from archive.jobs import Crew, JobCall, JobRequest, Jobs, Progress
 from archive.journal import Tails, tails
 from archive.log import Commit, CommitLog, FileRef, commits, sessions, tablefiles
 from archive.maintain.evidence import Evidence, leftovers
@@ -145,7 +145,7 @@ def _begun(archive: Any, deep: bool, crew: Crew, job: str | None) -> tuple[_Veri
     allowed = storage.allowed_bases
     terms = {"deep": deep, "allow_bases": allowed if isinstance(allowed, bool) else sorted(allowed)}
     cut = lambda: batches_of(looking.named, alone=crew.alone and job is None)  # noqa: E731
-    call = JobCall.of(log, job, Asked("verify", terms), snapshot.commit, cut)
+    call = JobCall.of(log, job, JobRequest("verify", terms), snapshot.commit, cut)
     frozen = call.frozen(snapshot)
     return looking if frozen is snapshot else looking_at(frozen), call
 

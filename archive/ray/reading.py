@@ -45,7 +45,7 @@ class Field(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Reading:
+class RowReading:
     """The rows to make of episodes. own: column -> column of the episodes' table, or "step", "mask".  predicate: of
     rows; wanted: the columns to give, None for all; called: their names, where a Ray leaves it to the source to rename
     them."""
@@ -71,7 +71,7 @@ class Reading:
         """True if there is a column of this name."""
         return name in self.names or any(_within(name, one) for one in self.derived)
 
-    def of(self, wanted: Sequence[str] | None) -> Reading:
+    def of(self, wanted: Sequence[str] | None) -> RowReading:
         """The same with these columns alone, and no more read than they need."""
         if wanted is None:
             return self
@@ -109,7 +109,7 @@ class Reading:
         same = self.called is None or len(self.called) != block.num_columns
         return block if same else block.rename_columns(list(self.called or ()))
 
-    def _in_turn(self) -> tuple[Reading | None, Reading]:
+    def _in_turn(self) -> tuple[RowReading | None, RowReading]:
         """The columns that the predicate needs, and the others."""
         bare = replace(self, predicate=None)
         if self.predicate is None:
@@ -121,7 +121,7 @@ class Reading:
         return bare.of(named), bare.of([name for name in wanted if name not in named])
 
     def _met(
-        self, episodes: Episodes, first: Reading | None, rest: Reading, tails: tuple[LastChunks, LastChunks]
+        self, episodes: Episodes, first: RowReading | None, rest: RowReading, tails: tuple[LastChunks, LastChunks]
     ) -> pa.Table:
         """The rows that meet the predicate."""
         if first is None:

@@ -45,7 +45,7 @@ logger = logging.getLogger("archive")
 
 
 @dataclass(frozen=True)
-class Columns:
+class DatasetColumns:
     """The columns that rows of a dataset have, and what each is. by_step: a row is a step, else an episode.  metadata:
     columns whose values are metadata."""
 
@@ -112,14 +112,14 @@ def columns(
     metadata: Sequence[str],
     schema: Schema | None,
     **facts: str | None,
-) -> Columns:
+) -> DatasetColumns:
     """The columns of a dataset; see `archive.ray.write`."""
     by_step = unit == "step"
     if unit not in ("episode", "step") or (by_step and episode_id is None):
         raise UsageError(f"unit={unit!r}, episode_id={episode_id!r}: give 'episode', or 'step' with the column of ids")
     given = {name: column for name, column in facts.items() if column is not None}
     own, step = None if fields is None else tuple(fields), step if by_step else None
-    return Columns(episode_id, step, by_step, own, tuple(metadata), given, schema or Schema())
+    return DatasetColumns(episode_id, step, by_step, own, tuple(metadata), given, schema or Schema())
 
 
 def _check_paths(names: Sequence[str]) -> None:
@@ -203,7 +203,7 @@ def values_of(column: pa.Array) -> list[Any]:
 # -- rows a step -------------------------------------------------------------------------------------------------------
 
 
-def together(columns: Columns, group: pa.Table) -> pa.Table:
+def together(columns: DatasetColumns, group: pa.Table) -> pa.Table:
     """One row of the rows of an episode, in the order of its steps."""
     columns.check(group.column_names)
     names = group[columns.episode_id].slice(0, 1)
@@ -237,7 +237,7 @@ def _order(episode: str, column: pa.ChunkedArray) -> Ints:
     return order
 
 
-def _grouped(columns: Columns, data: bytes) -> Episode:
+def _grouped(columns: DatasetColumns, data: bytes) -> GivenEpisode:
     """The episode of such a row."""
     table = pa.ipc.open_stream(data).read_all().combine_chunks()
     by_name = {name: _whole(table[name]) for name in table.column_names}
@@ -254,10 +254,10 @@ def _grouped(columns: Columns, data: bytes) -> Episode:
         per_step = argument in ("model_weights_uuid", "update_count")
         facts[argument] = _named(name, array_of, by_name[name]) if per_step else by_name[name][-1].as_py()
     metadata = {name: by_name[name][0].as_py() for name in columns.metadata}
-    return Episode(_id(columns, by_name, 0), columns.steps(leaves), facts, metadata)
+    return GivenEpisode(_id(columns, by_name, 0), columns.steps(leaves), facts, metadata)
 
 
-class Episode(NamedTuple):
+class GivenEpisode(NamedTuple):
     """An episode as `add_episode` takes it."""
 
     id: str | None
@@ -266,7 +266,7 @@ class Episode(NamedTuple):
     metadata: dict[str, Any]
 
 
-def _episodes(columns: Columns, table: pa.Table) -> Iterable[Episode]:
+def _episodes(columns: DatasetColumns, table: pa.Table) -> Iterable[GivenEpisode]:
     """The episodes of a block."""
     if not table.num_rows:  # it may have no columns either
         return
@@ -282,7 +282,7 @@ def _episodes(columns: Columns, table: pa.Table) -> Iterable[Episode]:
     for i in range(table.num_rows):
         steps = columns.steps({name: of[i] for name, of in values.items()})
         facts = {argument: _fact(by_name[name][i]) for argument, name in columns.facts.items()}
-        yield Episode(_id(columns, by_name, i), steps, facts, {n: by_name[n][i].as_py() for n in columns.metadata})
+        yield GivenEpisode(_id(columns, by_name, i), steps, facts, {n: by_name[n][i].as_py() for n in columns.metadata})
 
 
 def _fact(value: Any) -> Any:
@@ -292,7 +292,7 @@ def _fact(value: Any) -> Any:
     return value[0].as_py() if len(value) == 1 else array_of(value.values)
 
 
-def _id(columns: Columns, by_name: Mapping[str, Any], row: int) -> str | None:
+def _id(columns: DatasetColumns, by_name: Mapping[str, Any], row: int) -> str | None:
     if columns.episode_id is None:
         return None
     found = by_name[columns.episode_id][row].as_py()
@@ -320,7 +320,9 @@ def _named(name: str, call: Callable[[pa.Array], Any], column: pa.Array) -> Any:
 class ArchiveDatasink(Datasink):  # type: ignore[misc]
     """An archive as a sink of Ray Data. `commit`: the commit that it made."""
 
-    def __init__(self, arc: Archive, columns: Columns, run: str, *, replace: bool, compression: str | None) -> None:
+    def __init__(
+        self, arc: Archive, columns: DatasetColumns, run: str, *, replace: bool, compression: str | None
+    ) -> None:
         self._storage: Storage = arc.storage
         self._layout = arc.layout
         self._columns = columns
@@ -394,7 +396,7 @@ def _twice(episode_id: str) -> DuplicateEpisodeError:
     )
 
 
-def _metadata(one: Episode) -> dict[str, Any] | None:
+def _metadata(one: GivenEpisode) -> dict[str, Any] | None:
     """Metadata by key: the column "metadata" is the JSON text of all, others are a key each."""
     given, where = one.metadata, f"column 'metadata' of episode {one.id!r}"
     whole = _json(where, given.get("metadata") or "{}")
@@ -405,7 +407,7 @@ def _metadata(one: Episode) -> dict[str, Any] | None:
 
 
 def write(
-    dataset: Any, url: Any, columns: Columns, *, run: str, replace: bool, compression: str | None,
+    dataset: Any, url: Any, columns: DatasetColumns, *, run: str, replace: bool, compression: str | None,
     storage_options: Mapping[str, Any] | None, concurrency: int | None, ray_remote_args: Any,
 ) -> Commit:  # fmt: skip
     """Write a dataset as one commit; see `archive.ray.write`."""
@@ -442,4 +444,4 @@ def _by_sorting(context: Any) -> Iterator[None]:
             context.shuffle_strategy = kept
 
 
-__all__ = ["ArchiveDatasink", "Columns", "columns", "write"]
+__all__ = ["ArchiveDatasink", "DatasetColumns", "columns", "write"]

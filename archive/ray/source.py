@@ -25,7 +25,7 @@ from archive.base import FieldError, UsageError, escape_path, show, usable_cores
 from archive.fields import NODES, FieldSpec, Path, parse
 from archive.index import EpisodeIndex, Snapshot
 from archive.ray.blocks import Unit
-from archive.ray.reading import ALIASES, OWN, Field, Reading, conjuncts, met, names_in, plain_table
+from archive.ray.reading import ALIASES, OWN, Field, RowReading, conjuncts, met, names_in, plain_table
 from archive.read import Reader, Selection, Spans
 from archive.shard import SHARD_BYTES
 from archive.tables import coded
@@ -100,11 +100,11 @@ class Sent:
         return {"_episodes": None, "_state": state}
 
 
-class Task(NamedTuple):
+class EpisodeTask(NamedTuple):
     """Some episodes, and the rows to make of them, of which `limit` are wanted."""
 
     sent: Sent
-    reading: Reading
+    reading: RowReading
     limit: int | None
 
     def blocks(self) -> Iterator[pa.Table]:
@@ -125,13 +125,13 @@ def packed(numbers: Ints) -> Ints | range:
 class ArchiveDatasource(Datasource):  # type: ignore[misc]
     """Episodes as a source of Ray Data."""
 
-    def __init__(self, episodes: Episodes, reading: Reading) -> None:
+    def __init__(self, episodes: Episodes, reading: RowReading) -> None:
         super().__init__()
         self._projection_map: dict[str, str] | None = None  # of a Ray that does not push, as the next
         self._predicate_expr: Any = None
         self._sent = Sent(episodes.frozen())
         self._reading = reading
-        self._planned: tuple[Any, Any, Sent, Reading] | None = None  # for a predicate and a projection
+        self._planned: tuple[Any, Any, Sent, RowReading] | None = None  # for a predicate and a projection
 
     def get_name(self) -> str:
         return "Archive"
@@ -167,12 +167,12 @@ class ArchiveDatasource(Datasource):  # type: ignore[misc]
         schema = None if reading.derived else reading.empty(episodes).schema
         tasks = []
         for places in by_shard(episodes, nbytes, parallelism):
-            task = Task(Sent(episodes.pick(places)), reading, per_task_row_limit)
+            task = EpisodeTask(Sent(episodes.pick(places)), reading, per_task_row_limit)
             count = int(rows[places].sum()) if reading.predicate is None and not RENAMES else None
             tasks.append(_read_task(task, count, int(nbytes[places].sum()), schema, per_task_row_limit))
         return tasks
 
-    def _plan(self) -> tuple[Episodes, Reading]:
+    def _plan(self) -> tuple[Episodes, RowReading]:
         """The episodes that may have rows, and what is left to be done with them."""
         known, predicate, projection = self._planned, self._predicate_expr, self._projection_map
         if known is None or known[0] is not predicate or known[1] is not projection:
@@ -222,7 +222,7 @@ def by_shard(episodes: Episodes, nbytes: Ints, parallelism: int) -> list[Ints]:
     return [order[lo:hi] for lo, hi in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)]
 
 
-def _read_task(task: Task, rows: int | None, nbytes: int, schema: Any, limit: int | None) -> ReadTask:
+def _read_task(task: EpisodeTask, rows: int | None, nbytes: int, schema: Any, limit: int | None) -> ReadTask:
     """The task as this Ray takes it: some have the schema in the metadata, and know no limit of rows."""
     about: dict[str, Any] = {"num_rows": rows, "size_bytes": nbytes, "input_files": None, "exec_stats": None}
     takes = inspect.signature(ReadTask).parameters
@@ -249,7 +249,7 @@ def of(
     found = _fields(episodes, Selection(fields, missing))
     own = _own(episodes, rows, columns, {*found} | {escape_path(one.name) for one in parse(derive)})
     left_out = "skip" if Selection(fields, missing).leaves_out else missing
-    return ArchiveDatasource(episodes, Reading(rows, own, found, tuple(parse(derive)), left_out))
+    return ArchiveDatasource(episodes, RowReading(rows, own, found, tuple(parse(derive)), left_out))
 
 
 def dataset(
