@@ -73,7 +73,7 @@ ACTIONS: dict[str, Callable[[archive.Archive, int], Any]] = {
     "forget": forget_and_undo,
     "prune": lambda arc, number: arc.prune("2s", force=True, dry_run=False),
     "label": lambda arc, number: arc.label({"first-15": {"n": number}}),
-    "write": lambda arc, number: add(arc, f"w{number}", 3),
+    **{f"write {k}": lambda arc, number, k=k: add(arc, f"w{k}x{number}", 3) for k in range(4)},
     "map": lambda arc, number: arc.episodes.map(
         thrice, ["reward"], ["thrice"], job="other", only="missing", batch_size=5
     ),

@@ -140,7 +140,7 @@ def test_a_writer_goes_on_beside(tmp_path: Path) -> None:
 def sink_of(arc: archive.Archive, kind: Any) -> Any:
     from archive.ray import sink
 
-    columns = sink.Columns("episode_id", None, False, None, (), {}, Schema())
+    columns = sink.DatasetColumns("episode_id", None, False, None, (), {}, Schema())
     return kind(arc, columns, "ray", replace=False, compression=None)
 
 
