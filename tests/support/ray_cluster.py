@@ -23,6 +23,7 @@ def cluster(num_cpus: int, **environment: str) -> Iterator[Any]:
             patch.setenv(name, value)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        ray.shutdown()  # of a module that is over; a process is connected to one at a time
         ray.init(
             address="local", num_cpus=num_cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
             _temp_dir=folder, object_store_memory=80 * 1024 * 1024,
@@ -66,6 +67,7 @@ def nodes(*cpus: int) -> Iterator[Any]:
         try:
             for count in cpus[1:]:
                 cluster.add_node(num_cpus=count, **given)
+            ray.shutdown()  # as above
             ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
             cluster.wait_for_nodes()
             yield cluster
