@@ -8,7 +8,8 @@ from archive.jobs.cost import estimate
 from archive.jobs.job import COLUMNS, Batches, Job, Jobs
 from archive.jobs.receipts import Agree, Items, Procedure, Receipt, Result
 from archive.jobs.records import JobRound, is_record, is_result, job_of
-from archive.jobs.runner import Crew, JobCall, JobRequest, Progress
+from archive.jobs.runner import JobCall, JobRequest, Progress
+from archive.jobs.workers import Crew
 
 __all__ = [
     "COLUMNS",

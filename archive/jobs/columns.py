@@ -36,14 +36,15 @@ from archive.base import (
 )
 from archive.checkpoint import Checkpoints
 from archive.fields import ShardSchema, loads, parse, to_path
-from archive.index import Annotations, EpisodeIndex, Snapshot
+from archive.index import Annotations, EpisodeIndex
 from archive.jobs.folds import SAME, ColumnFolds, chosen, kind_of, steps_of
 from archive.jobs.functions import digest, told
 from archive.jobs.job import Batches, Job
 from archive.jobs.receipts import Agree, Items, Procedure, Result
 from archive.jobs.records import FINISHED, REPLACED, JobRound, check_name
-from archive.jobs.runner import Crew, JobCall, JobRequest, Progress
-from archive.log import CommitLog, commits, new_session
+from archive.jobs.runner import JobCall, JobRequest, Progress, frozen_snapshot
+from archive.jobs.workers import Crew
+from archive.log import CommitLog, new_session
 from archive.observe import timed
 from archive.read import (
     Episodes,
@@ -105,20 +106,12 @@ def map_columns(
     batch_size: int | None, provenance: Any, by: str | None, progress: Progress | bool,
 ) -> None:  # fmt: skip
     """Add the columns that a function makes of each episode; see `Episodes.map`."""
-    if only not in ONLY or terms.on_error not in ("raise", "skip"):
-        wrong, choices = ("only", ONLY) if only not in ONLY else ("on_error", ("raise", "skip"))
-        raise UsageError(f"{wrong}={getattr(terms, wrong, only)!r}: give one of {', '.join(map(repr, choices))}")
-    if batch_size is not None and batch_size < 1:
-        raise UsageError(f"batch_size={batch_size}: give a number of episodes above 0")
+    _check_arguments(terms, job, only, batch_size)
     annotations = episodes.episode_index.snapshot.annotations
     log = notes.log_of(annotations)
     about = told(fn, provenance)
     function = digest(fn)
     every_s = None if commit_every is None else seconds_of(commit_every, "commit_every")
-    if job is not None:
-        check_name(job)
-    if only != "all" and terms.adds is None:
-        raise UsageError(f'only={only!r} looks for columns by name: say which fn makes, as in adds=["reward_v2"]')
     crew.check(log.storage, fn)
     episodes = episodes.pick(np.sort(np.unique(episodes.numbers, return_index=True)[1]))  # each once
     left = partial(_left, episodes, log, terms, function, only)
@@ -152,6 +145,18 @@ def map_columns(
             episodes, fn, terms, crew, job=job, only=only, commit_every=commit_every, batch_size=batch_size,
             provenance=provenance, by=by, progress=progress,
         )  # fmt: skip
+
+
+def _check_arguments(terms: Terms, job: str | None, only: str, batch_size: int | None) -> None:
+    if only not in ONLY or terms.on_error not in ("raise", "skip"):
+        wrong, choices = ("only", ONLY) if only not in ONLY else ("on_error", ("raise", "skip"))
+        raise UsageError(f"{wrong}={getattr(terms, wrong, only)!r}: give one of {', '.join(map(repr, choices))}")
+    if batch_size is not None and batch_size < 1:
+        raise UsageError(f"batch_size={batch_size}: give a number of episodes above 0")
+    if job is not None:
+        check_name(job)
+    if only != "all" and terms.adds is None:
+        raise UsageError(f'only={only!r} looks for columns by name: say which fn makes, as in adds=["reward_v2"]')
 
 
 # -- what is to be done ------------------------------------------------------------------------------------------------
@@ -269,12 +274,10 @@ def _check_chosen(storage: Storage, job: Job, round: JobRound, given: Episodes) 
 
 def frozen_episodes(storage: Storage, round: JobRound) -> Episodes:
     """The episodes among which those of a round are, as of the commits that it froze."""
-    commit, head = commits.read(storage, round.commit), commits.read(storage, round.annotations)
-    annotations = Annotations(storage, head, read_only=True)
+    snapshot = frozen_snapshot(storage, round)
     if round.checkpoint is not None:
-        of = Checkpoints(storage, commit, annotations=annotations)
+        of = Checkpoints(storage, snapshot.commit, annotations=snapshot.annotations)
         return of.at_commit(round.checkpoint, None if round.checkpoint == round.commit else round.commit).episodes
-    snapshot = Snapshot(storage, commit, annotations)
     return Episodes(Reader(snapshot), EpisodeIndex(snapshot))
 
 

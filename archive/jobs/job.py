@@ -370,12 +370,6 @@ class Job:
             )
         return False
 
-    def note_made(self, fold: int, made: FoldCommit, failed: pa.Table) -> None:
-        """Record the commit of a fold, and the episodes in it that failed."""
-        if failed.num_rows:
-            self._storage.put(layout.job_key(self.name, f"failed-{fold:06d}.parquet"), tables.dumps(failed))
-        self._create(f"made-{fold:06d}.json", made)
-
     def folds(self) -> Folds:
         """Its folds."""
         there = self._look()
@@ -441,8 +435,11 @@ class Folds:
         return self._job._storage.exists(layout.job_key(self._job.name, f"made-{number:06d}.json"))
 
     def note_made(self, number: int, made: FoldCommit, failed: pa.Table) -> None:
-        """Record the commit of a fold."""
-        self._job.note_made(number, made, failed)
+        """Record the commit of a fold, and the episodes in it that failed."""
+        if failed.num_rows:
+            key = layout.job_key(self._job.name, f"failed-{number:06d}.parquet")
+            self._job._storage.put(key, tables.dumps(failed))
+        self._job._create(f"made-{number:06d}.json", made)
         self._made.add(number)
 
 

@@ -16,7 +16,7 @@ from archive.index import Annotations, Snapshot
 from archive.jobs.job import Batches, Job, KnownRound
 from archive.jobs.receipts import Done, Items, Procedure, Receipt, Receipts, Worker
 from archive.jobs.records import CANCELLED, FINISHED, JobRound
-from archive.jobs.workers import DiedError, Workers, check, workers
+from archive.jobs.workers import Crew, DiedError, Workers
 from archive.log import Commit, CommitLog, commits, new_session
 from archive.observe import Advance, add, gauge, telling
 from archive.store import Storage
@@ -29,29 +29,6 @@ Progress = Callable[[int, int], None]
 
 def _nothing() -> None:
     """Nothing is done between batches."""
-
-
-@dataclass(frozen=True)
-class Crew:
-    """The workers that a call asks for."""
-
-    engine: str = "local"
-    workers: int | None = None
-    num_cpus: float | None = None
-    num_gpus: float | None = None
-
-    @property
-    def alone(self) -> bool:
-        """True for a worker in this process."""
-        return self.engine == "local" and self.workers in (None, 1)
-
-    def check(self, storage: Storage, fn: Any) -> None:
-        """UsageError, before anything is begun, for workers that cannot do this, or not with this function."""
-        check(storage, fn, self.engine, self.workers, self.num_cpus, self.num_gpus)
-
-    def of(self, worker: Worker) -> Workers:
-        """The workers."""
-        return workers(worker, self.engine, self.workers, self.num_cpus, self.num_gpus)
 
 
 @dataclass(frozen=True)
@@ -78,6 +55,12 @@ class JobRequest:
                     f"job {name!r} at {url} was begun with {argument}={known.terms.get(argument)!r}, not {value!r}: "
                     "call it with the same, or give another name"
                 )
+
+
+def frozen_snapshot(storage: Storage, round: JobRound) -> Snapshot:
+    """The tables as of the commits that a round has frozen."""
+    commit, head = commits.read(storage, round.commit), commits.read(storage, round.annotations)
+    return Snapshot(storage, commit, Annotations(storage, head, read_only=True))
 
 
 class JobCall:
@@ -125,12 +108,7 @@ class JobCall:
         job = Job(log.storage, name)
         known = job.newest_round()
         if known is None or known.end is not None:
-            try:
-                return cls.beginning(log, job, known, ask, frozen, batches, **more)
-            except AccessDeniedError as e:
-                raise AccessDeniedError(
-                    f"{e}. What a job has done is kept there: ask for the right to write to jobs/, or leave out job="
-                ) from e
+            return cls.beginning(log, job, known, ask, frozen, batches, **more)
         ask.check(job.name, known.record, log.storage.url)
         return cls.going_on(log.storage, job, known.record)
 
@@ -153,18 +131,23 @@ class JobCall:
     ) -> JobCall:
         """A call that begins the round after the known one at a commit, or goes on with that of a call that was
         first."""
-        made = job.begin(
-            Batches.of(batches()),
-            known,
-            kind=ask.kind,
-            archive=log.archive_id,
-            commit=frozen.number,
-            annotations=frozen.number if annotations is None else annotations,
-            session=new_session(),
-            terms=dict(ask.terms),
-            function=ask.function,
-            **more,
-        )
+        try:
+            made = job.begin(
+                Batches.of(batches()),
+                known,
+                kind=ask.kind,
+                archive=log.archive_id,
+                commit=frozen.number,
+                annotations=frozen.number if annotations is None else annotations,
+                session=new_session(),
+                terms=dict(ask.terms),
+                function=ask.function,
+                **more,
+            )
+        except AccessDeniedError as e:
+            raise AccessDeniedError(
+                f"{e}. What a job has done is kept there: ask for the right to write to jobs/, or leave out job="
+            ) from e
         if made.others:
             ask.check(job.name, made.record, log.storage.url)
             return cls.going_on(log.storage, job, made.record)
@@ -186,8 +169,7 @@ class JobCall:
         """The tables as of the commits that the job has frozen; those given, where that is their commit."""
         if self.round is None or self.round.frozen == {given.commit.number}:
             return given
-        commit, head = (commits.read(self.store.storage, n) for n in (self.round.commit, self.round.annotations))
-        return Snapshot(self.store.storage, commit, Annotations(self.store.storage, head, read_only=True))
+        return frozen_snapshot(self.store.storage, self.round)
 
     def carry_out(
         self,

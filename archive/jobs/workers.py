@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Self
 
 import cloudpickle
@@ -65,30 +66,44 @@ class Workers(ABC):
         self.close()
 
 
-def check(
-    storage: Storage, fn: Any, engine: str, count: int | None, num_cpus: float | None, num_gpus: float | None
-) -> None:
-    """UsageError for workers that cannot do this: none is begun. Ray's cluster is reached, or begun here."""
-    if engine not in ENGINES:
-        raise UsageError(f"engine={engine!r}: give one of {', '.join(map(repr, ENGINES))}")
-    if count is not None and count < 1:
-        raise UsageError(f"workers={count}: give 1 or more")
-    if engine == "local" and not (num_cpus is None and num_gpus is None):
-        raise UsageError("num_cpus and num_gpus are what Ray gives to each worker: they go with engine='ray'")
-    if engine == "local" and count in (None, 1):
-        return
-    storage.check_shared("use engine='local' without workers=, or another store")
-    _pickled(fn)
-    if engine == "ray":
-        fitting(num_cpus, num_gpus)
+@dataclass(frozen=True)
+class Crew:
+    """The workers that a call asks for."""
 
+    engine: str = "local"
+    workers: int | None = None
+    num_cpus: float | None = None
+    num_gpus: float | None = None
 
-def workers(worker: Worker, engine: str, count: int | None, num_cpus: float | None, num_gpus: float | None) -> Workers:
-    """Workers of an engine, as `check` permits them."""
-    if engine == "local" and count in (None, 1):
-        return Here(worker)
-    payload = _pickled(worker)
-    return Processes(payload, count or 1) if engine == "local" else RayActors(payload, count, num_cpus, num_gpus)
+    @property
+    def alone(self) -> bool:
+        """True for a worker in this process."""
+        return self.engine == "local" and self.workers in (None, 1)
+
+    def check(self, storage: Storage, fn: Any) -> None:
+        """UsageError, before anything is begun, for workers that cannot do this, or not with this function. Ray's
+        cluster is reached, or begun here."""
+        if self.engine not in ENGINES:
+            raise UsageError(f"engine={self.engine!r}: give one of {', '.join(map(repr, ENGINES))}")
+        if self.workers is not None and self.workers < 1:
+            raise UsageError(f"workers={self.workers}: give 1 or more")
+        if self.engine == "local" and not (self.num_cpus is None and self.num_gpus is None):
+            raise UsageError("num_cpus and num_gpus are what Ray gives to each worker: they go with engine='ray'")
+        if self.alone:
+            return
+        storage.check_shared("use engine='local' without workers=, or another store")
+        _pickled(fn)
+        if self.engine == "ray":
+            fitting(self.num_cpus, self.num_gpus)
+
+    def of(self, worker: Worker) -> Workers:
+        """The workers, as `check` permits them."""
+        if self.alone:
+            return Here(worker)
+        payload = _pickled(worker)
+        if self.engine == "local":
+            return Processes(payload, self.workers or 1)
+        return RayActors(payload, self.workers, self.num_cpus, self.num_gpus)
 
 
 def _pickled(what: Any) -> bytes:
@@ -266,7 +281,7 @@ def _receive(pipe: Any) -> bytes:
 def serve() -> None:
     """Run batches from standard input, in a process of their own, until it is closed."""
     source, answers, sending = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb"), threading.Lock()
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nor does a function, or what it starts, read what is for this one,
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a function, or what it starts, does not read what is for this one,
     os.dup2(2, 1)  # and what it prints is no answer
 
     def answer(number: int, items: Items) -> None:

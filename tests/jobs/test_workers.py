@@ -74,7 +74,7 @@ def test_a_driver_is_killed_again_and_again(
 @pytest.mark.parametrize("how", ENGINES, indirect=True)
 def test_workers_are_killed(how: dict[str, Any], tmp_path: Path, folder: Path) -> None:
     arc = filled(str(tmp_path / "arc"))
-    for episode in (3, 20, 21, 40):
+    for episode in (3, 20, 29, 40):  # no two of one batch, which neighbours may be blamed with, too
         (folder / f"die-{episode}").touch()
     work(arc, folder, **how)
     check(arc, folder, killed=4)
