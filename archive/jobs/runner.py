@@ -23,7 +23,7 @@ from archive.store import Storage
 
 LOOK_S = 1.0  # between looks at what else is to be done
 _AT_ONCE = 64  # results read together: each has 1 MB at most
-_DEATHS = 3  # of workers at one batch
+_DEATHS = 3  # of workers at one batch, which they had begun with
 Progress = Callable[[int, int], None]
 
 
@@ -273,7 +273,7 @@ def _through(crew: Workers, batches: Iterator[tuple[int, Items]], look: Callable
             try:
                 done = future.result()
             except DiedError as e:
-                deaths[number] += 1
+                deaths[number] += not e.waited
                 if deaths[number] == _DEATHS:
                     raise JobError(
                         f"batch {number} ended the worker that it ran on {_DEATHS} times ({e}): its function may need "

@@ -32,7 +32,11 @@ _SERVE = "from archive.jobs.workers import serve; serve()"
 
 
 class DiedError(Exception):
-    """Internal: a worker ended before it was through with a batch."""
+    """Internal: a worker ended before it was through with a batch. waited: it had not begun with it."""
+
+    def __init__(self, why: str, *, waited: bool = False) -> None:
+        super().__init__(why)
+        self.waited = waited
 
 
 class Workers(ABC):
@@ -207,7 +211,7 @@ class _Child:
         future = Future[Done]()
         with self._lock:
             if self.ended:
-                future.set_exception(DiedError(self._why))
+                future.set_exception(DiedError(self._why, waited=True))
                 return future
             self.under_way[number] = future
         self._send(cloudpickle.dumps((number, items)))
@@ -229,8 +233,8 @@ class _Child:
             with self._lock:
                 self.ended, left = True, [*self.under_way.values()]
                 self.under_way.clear()
-            for future in left:
-                future.set_exception(DiedError(self._why))
+            for at, future in enumerate(left):
+                future.set_exception(DiedError(self._why, waited=at > 0))
 
     def close(self) -> None:
         self._process.kill()
@@ -395,17 +399,20 @@ class RayActors(Workers):
     def submit(self, number: int, items: Items) -> Future[Done]:
         load = Counter(self._under_way.values())
         at = min(self._ready, key=lambda one: load[one])
+        before = [one for one, actor in self._under_way.items() if actor == at]
         out = Future[Done]()
         self._under_way[out] = at
-        self._send(at, "run", number, items).add_done_callback(lambda answer: self._answered(answer, out))
+        self._send(at, "run", number, items).add_done_callback(lambda answer: self._answered(answer, out, before))
         return out
 
-    def _answered(self, answer: Future[bytes], out: Future[Done]) -> None:
-        """Pass an answer on, in a thread of Ray's."""
+    def _answered(self, answer: Future[bytes], out: Future[Done], before: Sequence[Future[Done]]) -> None:
+        """Pass an answer on, in a thread of Ray's. before: what its actor was given before, and had not answered."""
         try:
             out.set_result(cloudpickle.loads(answer.result()))
         except BaseException as error:  # nobody would see it here, and the batch would never end
-            out.set_exception(DiedError(str(error).partition("\n")[0]) if self._is_gone(error) else error)
+            waited = any(not one.done() or isinstance(one.exception(), DiedError) for one in before)
+            why = str(error).partition("\n")[0]
+            out.set_exception(DiedError(why, waited=waited) if self._is_gone(error) else error)
 
     def close(self) -> None:
         for actor in self._actors if self._ray.is_initialized() else ():

@@ -332,7 +332,8 @@ class SessionFold:
         env, end = np.append(runs.stream, held["env"]), np.append(runs.placed.hi, end)
         by = np.argsort(end, kind="stable")
         following = dict(zip(env[by].tolist(), end[by].tolist(), strict=True))
-        same = before.own or (before.world_size == self.world_size == len(self._deltas) and self._as_before(owner))
+        as_many = len(before.parts) == before.world_size == self.world_size == len(self._deltas)
+        same = before.own or (as_many and self._as_before(owner))
         own = before.parts[rank].buffers.get(buffer) if same and rank in before.parts else None
         if own is not None:
             following |= {env: max(end, following.get(env, 0)) for env, end in own.next_positions.items()}
@@ -346,7 +347,8 @@ class SessionFold:
         return following, {env: name for env, name in last.items() if name in opened}
 
     def _as_before(self, owner: Owner) -> bool:
-        """True if a resumed rank began with what the same rank had held: a plan may have moved it."""
+        """True if a resumed rank began with what the same rank had held: a plan may have moved it. (Of a checkpoint
+        that lacks a rank every plan closes episodes, also where nothing is live that could show it.)"""
         some = [self._of(steps, owner) for steps in (self._held, self._saved)]
         rows = [np.stack([one.stream, one.lo, one.hi, one["env"], one["position"]]) for one in some]
         began, before = (columns[:, np.lexsort(columns)] for columns in rows)

@@ -185,6 +185,24 @@ def test_ranks_that_a_plan_has_moved_steps_between_go_on_where_they_stood() -> N
     assert [made.staged(rank).index.buffers["replay"].next_positions for rank in range(2)] == before
 
 
+def test_a_session_from_a_checkpoint_that_lacks_a_rank_goes_on_with_no_open_episode_of_it() -> None:
+    arc = fresh()
+    writers = [arc.writer(rank, 2, session="one") for rank in range(2)]
+    writers[0].append(episode(2), env_ids=[0, 0])
+    writers[0].clear()
+    base = writers[0].checkpoint(1, partial=True).result()
+    plan = resharding.plan(base, 2, allow_missing=True)
+    before = [dict(plan.share(rank).buffer("replay").next_positions) for rank in range(2)]
+    writers = [arc.writer(resume=plan.share(rank), session="two", journal_s=NEVER_S) for rank in range(2)]
+    for w in writers:
+        w.sync()
+    die(*writers)
+    made = arc.refresh().recover()
+    found = [made.staged(rank).index.buffers.get("replay") for rank in range(2)]
+    assert [{} if one is None else one.next_positions for one in found] == before == [{}, {}]
+    assert all(one is None or one.open_episodes == {} for one in found)
+
+
 def test_an_open_episode_of_which_no_step_is_live_stays_open_behind_those_that_are() -> None:
     arc = fresh()
     w = arc.writer()
