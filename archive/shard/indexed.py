@@ -34,7 +34,9 @@ def _read_members(value: Any, at: str) -> tuple[Placed, ...]:
             type(one) is not list
             or list(map(type, one)) != _MEMBER
             or not (
-                -1 <= one[2] <= MAX_CHUNK
+                one[0].isascii()  # as all escaped names are: a lone surrogate fits into no table
+                and one[1].isascii()
+                and -1 <= one[2] <= MAX_CHUNK
                 and min(one[3:]) >= 0
                 and max(one[2:]) <= MAX_PLACE
                 and one[4] + one[5] <= MAX_PLACE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,11 +13,11 @@ import pytest
 
 from archive import tables
 from archive.adapters import lerobot, npz
-from archive.base import CorruptManifestError, IntegrityError, UnsafePathError
+from archive.base import CorruptManifestError, CorruptStateError, IntegrityError, UnsafePathError
 from archive.tables.declared import COUNT
 from tests.support.archives import fresh
 from tests.support.dataset_files import flat, write_flat, write_lerobot
-from tests.support.fuzzing import bombs
+from tests.support.fuzzing import bombs, objects
 from tests.support.parsers import PARSERS
 from tests.support.places import ROOT
 from tests.support.sampling import fresh_seed
@@ -54,6 +55,15 @@ def test_a_few_invalid_inputs_of_each_parser() -> None:
 def test_many_invalid_inputs(name: str) -> None:
     said = fuzzed(MANY, fresh_seed(20), name)
     assert escaped(said) == [], said
+
+
+@pytest.mark.parametrize("column", [0, 1])
+def test_a_member_whose_name_no_table_can_hold(column: int, tmp_path: Path) -> None:
+    key, data = objects.journal_seeds(tmp_path)[0]
+    index, body = objects.parts_of(data)
+    next(one for one in index["members"] if one[1])[column] = "\ud800"
+    with pytest.raises(CorruptStateError, match="no member"):
+        objects.read_journal((key, objects.with_index(data, json.dumps(index), body)))
 
 
 @pytest.mark.parametrize("template", ["data/{chunk_index:999999999d}", "{chunk_index.__class__}", "{0}", "../x"])

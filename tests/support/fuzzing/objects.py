@@ -47,14 +47,24 @@ def mutated_object(seed: tuple[str, bytes], rng: Random) -> tuple[str, bytes]:
     key, data = seed
     if rng.random() < 0.2:
         return key, mutated_bytes(data, rng)
-    start, stop = indexed.index_span(data, "")
-    index, body = json.loads(data[start:stop].split(b"\n")[0]), data[stop:]
+    index, body = parts_of(data)
     if rng.random() < 0.5:
         index, body = with_other_member(index, body, rng)
     else:
         index = mutated_json(index, rng)
-    text = sealed(text_of(index if isinstance(index, str) else json.dumps(index)))
-    return key, data[:18] + len(text).to_bytes(4, "little") * 2 + data[26:start] + text + body
+    return key, with_index(data, index if isinstance(index, str) else json.dumps(index), body)
+
+
+def parts_of(data: bytes) -> tuple[Any, bytes]:
+    """The index of an object, and the bytes after it."""
+    start, stop = indexed.index_span(data, "")
+    return json.loads(data[start:stop].split(b"\n")[0]), data[stop:]
+
+
+def with_index(data: bytes, index: str, body: bytes) -> bytes:
+    """An object with the text of another index, under a right checksum, and other bytes after it."""
+    text, start = sealed(text_of(index)), indexed.index_span(data, "")[0]
+    return data[:18] + len(text).to_bytes(4, "little") * 2 + data[26:start] + text + body
 
 
 def with_other_member(index: Any, body: bytes, rng: Random) -> tuple[Any, bytes]:
