@@ -17,9 +17,9 @@ import pytest
 from tests.support.places import ROOT
 
 FIGURES = {
-    "modules": 304,
-    "lines of the engine": 48_116,
-    "modules that serve one sibling": 23,
+    "modules": 305,
+    "lines of the engine": 48_196,
+    "modules that serve one sibling": 24,
     "modules named ...ing": 12,
     "records and protocols of the engine": 222,
     "class names with two meanings": 0,

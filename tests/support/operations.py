@@ -20,6 +20,7 @@ import archive
 import resharding
 from archive.base import NotFoundError
 from archive.testing import assert_whole, small_archive, steps
+from tests.support import operated_batches as batches
 from tests.support import operated_jobs as jobs
 from tests.support import operated_rings as rings
 from tests.support.backends import Backend
@@ -156,4 +157,8 @@ OPERATIONS = (
     _made("prune", rings.leave_behind, rings.prune, rings.check_pruned, "pruned"),
     _made("label", rings.ring, rings.label, rings.check_labelled, "good", "worth"),
     _made("add fields", rings.ring, rings.add_fields, rings.check_added, "added"),
+)
+OF_BATCHES = (
+    _made("redact", batches.ended, batches.redact, batches.check_redacted, "redacted"),
+    _made("map", batches.ended, batches.score, batches.check_scored, "scored"),
 )

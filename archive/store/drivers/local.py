@@ -25,11 +25,10 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 
-from archive.base import NotExclusiveError, UnsafePathError, layout
+from archive.base import UnsafePathError, layout
 from archive.store.drivers.driver import PAGE, Buffer, Driver, Listed, Location, ObjectInfo
+from archive.store.drivers.entries import WINDOWS, Entries, claim, discard
 
-WINDOWS = os.name == "nt"
-_NO_HARD_LINKS = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS))
 _PARTS = 512  # in one call of the operating system, each of which lets other threads run, and waits for them
 _WRITE_BYTES = 1024 * 1024  # and so many: Linux takes larger pages for larger writes, and four times as long
 _READ_BYTES = 8 * 1024 * 1024
@@ -168,11 +167,16 @@ def _read_some(descriptor: int, rooms: Sequence[memoryview], start: int) -> int:
     return len(piece)
 
 
-def write_temporary(path: str, parts: Sequence[Buffer]) -> str:
-    """A complete, synced file beside `path`."""
-    folder = os.path.dirname(path)  # noqa: PTH120
+def write_temporary(folder: str, entries: Entries, parts: Sequence[Buffer]) -> str:
+    """A complete, synced file in a folder, which is made if it is missing."""
     temporary = f"{folder}/{layout.temporary_name(secrets.token_hex(8))}"
-    descriptor = _open_new(folder, temporary)
+    entries.make(folder)
+    try:
+        descriptor = os.open(temporary, _WRITE_FLAGS, 0o666)
+    except FileNotFoundError:  # somebody has removed the folder since
+        entries.forget()
+        entries.make(folder)
+        descriptor = os.open(temporary, _WRITE_FLAGS, 0o666)
     try:
         _write_all(descriptor, parts)
         os.fsync(descriptor)
@@ -182,14 +186,6 @@ def write_temporary(path: str, parts: Sequence[Buffer]) -> str:
         raise
     os.close(descriptor)
     return temporary
-
-
-def _open_new(folder: str, path: str) -> int:
-    try:
-        return os.open(path, _WRITE_FLAGS, 0o666)
-    except FileNotFoundError:
-        _make_folder(folder)
-        return os.open(path, _WRITE_FLAGS, 0o666)
 
 
 def _write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
@@ -233,55 +229,6 @@ def _after(parts: Sequence[memoryview], count: int) -> Sequence[memoryview]:
     return []
 
 
-def claim(temporary: str, path: str) -> None:
-    """Give a finished file its name, unless that is taken: FileExistsError."""
-    if WINDOWS:
-        os.rename(temporary, path)  # noqa: PTH104 (refuses an existing target there, and only there)
-        return
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        if os.stat(temporary).st_nlink < 2:  # noqa: PTH116 (2: NFS made the link and lost its answer)
-            raise
-    except OSError as error:
-        if error.errno not in _NO_HARD_LINKS:
-            raise
-        raise NotExclusiveError(
-            f"create {path}: this file system has no hard links, so nothing can be created there exclusively; "
-            "use another, or open with single_writer=True if one process alone writes there"
-        ) from error
-
-
-def _make_folder(folder: str) -> None:
-    """`folder` and its parents, each entry synced so that a crash cannot lose the way to the object."""
-    if os.path.isdir(folder):  # noqa: PTH112
-        return
-    parent = os.path.dirname(folder)  # noqa: PTH120
-    _make_folder(parent)
-    Path(folder).mkdir(exist_ok=True)
-    sync_folder(parent)
-
-
-def sync_folder(folder: str) -> None:
-    if WINDOWS:  # a folder cannot be opened there; NTFS journals its entries
-        return
-    descriptor = os.open(folder or "/", os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:  # some mounted file systems refuse to sync folders
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def discard(path: str) -> None:
-    try:
-        os.unlink(path)  # noqa: PTH108
-    except OSError:
-        return
-
-
 def _reserve(descriptor: int, size: int) -> None:
     """Let the file system reserve space for a new file of this size."""
     if size >= STEP_BYTES and (call := _system_call("fallocate", ctypes.c_int, ctypes.c_int64, ctypes.c_int64)):
@@ -320,6 +267,7 @@ class LocalDriver(Driver):
     def __init__(self, place: Location) -> None:
         self._root = place.target
         self._inside = Inside(place.target, place.allowed)
+        self._entries = Entries()
 
     def can(self, verb: str) -> bool:
         return super().can(verb) and (verb != "now" or of_this_machine(self._root))
@@ -329,9 +277,11 @@ class LocalDriver(Driver):
         return datetime.fromtimestamp(time.time() if WINDOWS else time.clock_gettime(time.CLOCK_REALTIME), UTC)
 
     def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> bytes:
-        with self._inside.opened(self._path(key)) as descriptor:
-            size = os.fstat(descriptor).st_size
-            return read_span(descriptor, start, size if stop is None else min(stop, size))
+        path = self._path(key)
+        with self._inside.opened(path) as descriptor:
+            found = os.fstat(descriptor)
+            self._entries.settle(path, found)
+            return read_span(descriptor, start, found.st_size if stop is None else min(stop, found.st_size))
 
     def get_ranges(self, key: str, spans: Sequence[tuple[int, int]], timeout_s: float) -> list[bytes]:
         with self._inside.opened(self._path(key)) as descriptor:
@@ -348,31 +298,39 @@ class LocalDriver(Driver):
             return [read_into(descriptor, at, of) for at, of in zip(starts, rooms, strict=True)]
 
     def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
-        path = self._path(key)
-        temporary = write_temporary(path, parts)
+        path, folder = self._place(key)
+        temporary = write_temporary(folder, self._entries, parts)
         try:
             os.replace(temporary, path)  # noqa: PTH105 (a Path per object is measurable)
         except OSError:
             discard(temporary)
             raise
-        sync_folder(os.path.dirname(path))  # noqa: PTH120
+        self._entries.sync(folder)
 
     def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
-        path = self._path(key)
-        temporary = write_temporary(path, parts)
+        """Its temporary name goes last: whoever sees both knows that its entry may not be on the disk yet."""
+        path, folder = self._place(key)
+        temporary = write_temporary(folder, self._entries, parts)
         try:
             claim(temporary, path)
-        finally:
+        except Exception as error:
             discard(temporary)
-        sync_folder(os.path.dirname(path))  # noqa: PTH120
+            if isinstance(error, FileExistsError):
+                with contextlib.suppress(FileNotFoundError):  # it was deleted since
+                    self._entries.settle(path, os.stat(path))  # noqa: PTH116
+            raise
+        self._entries.sync(folder)
+        discard(temporary)
 
     def head(self, key: str, timeout_s: float) -> ObjectInfo:
+        path = self._path(key)
         try:
-            found = os.stat(self._inside.resolved(self._path(key)))  # noqa: PTH116
+            found = os.stat(self._inside.resolved(path))  # noqa: PTH116
         except NotADirectoryError:
             raise FileNotFoundError(key) from None
         if not stat.S_ISREG(found.st_mode):
             raise FileNotFoundError(key)
+        self._entries.settle(path, found)
         return ObjectInfo(found.st_size, "", datetime.fromtimestamp(found.st_mtime, UTC))
 
     def list(self, prefix: str, timeout_s: float) -> tuple[list[str], int]:
@@ -391,6 +349,11 @@ class LocalDriver(Driver):
 
     def delete(self, key: str, timeout_s: float) -> None:
         os.unlink(self._path(key))  # noqa: PTH108
+
+    def _place(self, key: str) -> tuple[str, str]:
+        """The path of an object, and that of its folder."""
+        path = self._path(key)
+        return path, os.path.dirname(path)  # noqa: PTH120
 
     def _path(self, key: str) -> str:
         self._inside.check(key.rpartition("/")[0])
