@@ -15,6 +15,7 @@ and a training job brought back from there.
 | checkpoint on SIGTERM, on request, on a crash | `archive.checkpointing` |
 | rings, datasets, samplers of tensors | `archive.torch`, `archive.torch.ring` |
 | TorchRL, ALF, RLinf, XTuner, RLlib, TransferQueue; Minari, LeRobot | `archive.adapters`, `archive.buffers` |
+| dollars of a run | `cost`; `docs/how-to/cost.md` |
 | watch a running job | `metrics`; `docs/how-to/observing.md` |
 | handle an error | `archive.errors`, whose names are here too |
 
@@ -33,6 +34,7 @@ from archive.errors import *  # noqa: F403 (the error tree is part of the public
 if TYPE_CHECKING:
     from archive.checkpoint import Checkpoint as Checkpoint
     from archive.checkpoint import Keep as Keep
+    from archive.costs import cost as cost
     from archive.facade import Archive as Archive
     from archive.fields import Ragged as Ragged
     from archive.fields import Schema as Schema
@@ -57,6 +59,7 @@ __all__ = [
     "Ragged",
     "Schema",
     "Writer",
+    "cost",
     "create",
     "errors",
     "metrics",
@@ -75,6 +78,7 @@ _LAZY = {  # name -> the room, or the facade's module, that has it
     "Ragged": "fields",
     "Schema": "fields",
     "Writer": "writer",
+    "cost": "costs",
     "create": "opening",
     "metrics": "observe",
     "open": "opening",

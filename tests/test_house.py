@@ -17,11 +17,11 @@ import pytest
 from tests.support.places import ROOT
 
 FIGURES = {
-    "modules": 305,
-    "lines of the engine": 48_196,
-    "modules that serve one sibling": 24,
+    "modules": 315,
+    "lines of the engine": 49_368,
+    "modules that serve one sibling": 25,
     "modules named ...ing": 12,
-    "records and protocols of the engine": 222,
+    "records and protocols of the engine": 229,
     "class names with two meanings": 0,
     "docstrings that begin with a relative word": 3,
     "files with searchsorted": 7,

@@ -42,6 +42,7 @@ ROOMS = (
     "archive.journal",
     "archive.jobs",
     "archive.maintain",
+    "archive.costs",
     "archive",
     "archive.torch",
     "resharding",
@@ -68,6 +69,7 @@ OPENS_BELOW = {  # verbs by which users look at a thing (view, to_html, plot, wh
     for module in (
         "archive.checkpoint.checkpointlist",
         "archive.checkpoint.checkpoints",
+        "archive.costs.bill",
         "archive.facade",
         "archive.jobs.job",
         "archive.maintain.plans",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from archive.arrays.columns import arrow, numbers, texts, times
 from archive.arrays.memory import Memory, Shelf, end_to_end, fresh, fresh_together, reuse_freed_memory, zeros
 from archive.arrays.ranges import (
+    MAX_BLOCK_BYTES,
     MAX_GAP_BYTES,
     MIN_GAP_BYTES,
     Ints,
@@ -26,6 +27,7 @@ from archive.arrays.ranges import (
 from archive.arrays.steps import Steps, codes, places, row_codes
 
 __all__ = [
+    "MAX_BLOCK_BYTES",
     "MAX_GAP_BYTES",
     "MIN_GAP_BYTES",
     "Ints",

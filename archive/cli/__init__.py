@@ -8,9 +8,9 @@ Exit codes: 0 done, 1 it failed (one line on stderr says why and what to do), 2 
 
 from __future__ import annotations
 
-from archive.cli import demo, look, checkpoints, keep, move, maintain, output  # isort: skip  # in the order of --help
+from archive.cli import demo, look, checkpoints, keep, move, maintain, cost, output  # isort: skip  # in the order of --help
 from archive.cli.commands import main
 
 COMMANDS = main.commands
 
-__all__ = ["COMMANDS", "checkpoints", "demo", "keep", "look", "main", "maintain", "move", "output"]
+__all__ = ["COMMANDS", "checkpoints", "cost", "demo", "keep", "look", "main", "maintain", "move", "output"]

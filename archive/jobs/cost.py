@@ -9,18 +9,12 @@ from collections.abc import Mapping
 from math import ceil, log2
 from typing import Any
 
+from archive.arrays import MAX_BLOCK_BYTES
 from archive.jobs.columns import BATCH_BYTES, OWN_SHARD_BYTES
 from archive.jobs.folds import FOLDED
+from archive.store import PRICES
+from archive.store.drivers import PAGE
 
-PRICES = {  # USD a request: S3 Standard, us-east-1, as listed in November 2026; DELETE is free, and so is the region
-    "get": 0.4e-6,
-    "head": 0.4e-6,
-    "list": 5e-6,
-    "put": 5e-6,
-    "create": 5e-6,
-}
-_READ_BYTES = 8 * 1024 * 1024  # of one request, at most
-_LISTED = 1000  # names of one request
 _TABLES = 4  # requests of a worker for the tables of the archive, beside one for each file of chunks
 _RESULT_BYTES, _FOLD_BYTES, _FILE_BYTES = 1_500, 21, 250  # of a result, a batch in a fold, a file in a commit
 _COMMIT_BYTES, _ROW_BYTES = 3_000, 40  # of a commit without its files of results; of an episode in these
@@ -35,13 +29,14 @@ _LATENCY_S = 0.05
 def estimate(
     *, objects: int, nbytes: int, episodes: int, workers: int, commits: int = 1, part: float = 1.0, seconds: float = 0,
     result_bytes: int = 10_000, commit_every_s: float | None = 600, calls: int = 1, bytes_s: float = 100e6,
-    prices: Mapping[str, float] = PRICES,
+    prices: Mapping[str, float] = PRICES["s3"].verbs,
 ) -> dict[str, Any]:  # fmt: skip
     """The cost of `episodes.map(fn, job=...)` over so many objects (shards), of `nbytes` in all.
 
     commits: those that wrote the objects, whose files of chunks each worker reads.  part: of the bytes, the fields that
     are read.  seconds: of the function, for a batch.  result_bytes: of its columns, for a batch.  calls: the first one,
     and those that went on.  bytes_s: that each worker, or the driver, reads in a second.
+    prices: of a request, by verb; those of S3 Standard by default.
     """
     each = max(1, ceil(nbytes * part / objects / BATCH_BYTES))
     batches, read = objects * each, nbytes * part / objects / each
@@ -49,7 +44,7 @@ def estimate(
     commit_s = batches * (result_bytes if result_bytes < OWN_SHARD_BYTES else 0) / bytes_s
     hours = max(work_s, commit_s) / 3600
     folds = ceil(batches / FOLDED) + (0 if commit_every_s is None else int(hours * 3600 / commit_every_s))
-    requests = _requests(batches, folds, max(1, ceil(read / _READ_BYTES)), workers, commits, result_bytes, calls)
+    requests = _requests(batches, folds, max(1, ceil(read / MAX_BLOCK_BYTES)), workers, commits, result_bytes, calls)
     files = ceil(log2(folds + 1)) + episodes * _ROW_BYTES // _TABLE_BYTES
     return {
         "batches": batches,
@@ -69,7 +64,7 @@ def _requests(
     """The requests of a job, by kind: those of the batches, the commits, the workers, and of beginning and ending."""
     large = result_bytes >= OWN_SHARD_BYTES
     shards = 0 if large else ceil(min(batches, FOLDED) * result_bytes / _SHARD_BYTES)
-    pages = ceil((batches + 3 * folds) / _LISTED)
+    pages = ceil((batches + 3 * folds) / PAGE)
     return {
         "get": batches * (reads + 1) + folds * _OF_A_FOLD + workers * (commits + _TABLES),
         "head": batches,

@@ -7,9 +7,13 @@ from archive.journal import tails
 from archive.journal.journal import Durable, Journal, seconds
 from archive.journal.recovery import recover, take_over
 from archive.journal.tails import Tails
+from archive.journal.ticker import LOOK_S, PATIENCE, QUIET_S
 from archive.journal.ticks import JournalObjects
 
 __all__ = [
+    "LOOK_S",
+    "PATIENCE",
+    "QUIET_S",
     "Durable",
     "Journal",
     "JournalObjects",

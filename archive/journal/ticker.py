@@ -95,7 +95,7 @@ class Heartbeat:
 
 QUIET_S = 0.02  # without a call: a group of calls is complete
 SOON_S = 0.1  # at most, where a shard is full
-_PATIENCE = 0.25  # part of the time until a tick is due in which it waits for a quiet moment
+PATIENCE = 0.25  # part of the time until a tick is due in which it waits for a quiet moment
 _MOST_LEAD = 0.5  # part of that time
 _LATE_S = 0.01
 _END_S = 1.0
@@ -181,7 +181,7 @@ class Ticker:
         """Wait until the flush is due; the time of its oldest note, None if no flush is wanted any more."""
         while (oldest := self.oldest) is not None and not self._stopped:
             now, end = time.monotonic(), self._due(oldest)
-            begin = end - _PATIENCE * self.within_s
+            begin = end - PATIENCE * self.within_s
             if (hurry := self._hurry) is not None:
                 begin, end = min(begin, hurry), min(end, hurry + SOON_S)
             quiet = self._latest + QUIET_S

@@ -9,16 +9,20 @@ from archive.store.connection import around
 from archive.store.counts import VERBS, IOStats
 from archive.store.drivers import Buffer
 from archive.store.policies import policy
+from archive.store.prices import GB, PRICES, Prices, prices_of
 from archive.store.reads import Filling
 from archive.store.root import local_path
 from archive.store.smallfiles import file_exists, read_file, write_file
 from archive.store.storage import Storage
 
 __all__ = [
+    "GB",
+    "PRICES",
     "VERBS",
     "Buffer",
     "Filling",
     "IOStats",
+    "Prices",
     "Roots",
     "Storage",
     "around",
@@ -27,6 +31,7 @@ __all__ = [
     "join_key",
     "local_path",
     "policy",
+    "prices_of",
     "read_file",
     "smallfiles",
     "split_key",

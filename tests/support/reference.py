@@ -1,5 +1,5 @@
-"""Tool: what the pages repeat of the code, written into them by `make docs`: commands, the adapters' tables, and the
-columns of the manifest's tables.
+"""Tool: what the pages repeat of the code, written into them by `make docs`: commands, the adapters' tables, the
+columns of the manifest's tables, and the prices of stores.
 
 What is made stands between marks: `<!-- commands: ... -->`, `<!-- table of archive.adapters.alf: ... -->`; what
 is made of columns stands below `<!-- columns of segments: ... -->`.
@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 import click
 
 from archive.cli.commands import GROUPS, main
+from archive.store import PRICES
 from archive.tables.declared import TABLES, TableColumn
 from tests.support.documents import PAGES
 from tests.support.places import ROOT
@@ -123,7 +124,22 @@ def made_anew(text: str) -> str:
     return MADE.sub(lambda found: f"{found[1]}\n{_made(found['what'])}\n\n{found[3]}", text)
 
 
+def prices() -> str:
+    """The list prices of stores, and their limits: a row a store."""
+    columns = ("GB-month", "1,000 writes, lists", "1,000 reads", "GB written, read", "GB egress", "read on")
+    rows = [["store", *columns], ["---"] * (1 + len(columns))]
+    for one in PRICES.values():
+        carried = f"{one.uploaded_gb:g}, {one.read_gb:g}" if one.uploaded_gb else "free"
+        requests = [f"{1000 * count:.5f}".rstrip("0") for count in (one.write, one.read)]
+        egress = f"{one.egress_gb:g}" if one.egress_gb else "free"
+        name = f"[{one.store.partition(',')[0]}]({one.source})"
+        rows.append([name, f"{one.gb_month:g}", *requests, carried, egress, one.read_on])
+    return "\n".join("|".join(["", *(f" {cell} " if cell != "---" else cell for cell in row), ""]) for row in rows)
+
+
 def _made(what: str) -> str:
+    if what == "prices of stores":
+        return prices()
     return reference() if what == "commands" else table_of(what.removeprefix("table of "))
 
 
