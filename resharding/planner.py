@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from logging import WARNING
 from typing import Any
 
-from archive.base import PartialCheckpointError, UsageError, logger
+from archive.base import PartialCheckpointError, UsageError, level_of, logger
 from archive.checkpoint import Checkpoint, Checkpoints
 from archive.journal import recover
 from archive.log import Commit, CommitLog, Origin, commits, named_session
@@ -172,7 +173,8 @@ def _newest(checkpoint: Checkpoint, head: Commit) -> Checkpoint | None:
     was_newest = asked.latest is not None and asked.latest.commit == checkpoint.number
     if number is None or not was_newest or asked.session == checkpoint.session or asked.session != found.session:
         return None
-    logger.warning(
+    logger.log(
+        level_of(writer_place(None, None, run, "-").rank, WARNING),
         "run %r: its newest session %r had gone on from an older checkpoint than %r; %r, which has what it journaled, "
         "is planned instead. To plan %r, give tails='ignore'",
         run,

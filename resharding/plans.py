@@ -74,7 +74,8 @@ class Plan:
         rank = place(rank, self.world_size, "main", "-").rank if rank is None else rank
         if not 0 <= rank < self.world_size:
             raise UsageError(f"rank {rank} is not one of the plan's {self.world_size}; ranks count from 0")
-        _ = self._drops_logged
+        if rank == 0:  # once for all
+            _ = self._drops_logged
         return Share(self, rank)
 
     @cached_property

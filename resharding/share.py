@@ -7,12 +7,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from logging import INFO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from archive.arrays import Ints, Mask, Steps, group_of, numbers, offsets_of, sums
-from archive.base import ArchiveError, NotFoundError, cached_property, logger, size
+from archive.base import ArchiveError, NotFoundError, cached_property, level_of, logger, size
 from archive.checkpoint import MAIN_BUFFER, Checkpoint, resumption
 from archive.fields import NODES, FieldSpec, Path, dtypes, unflatten
 from archive.observe import add, operation
@@ -444,10 +445,8 @@ def _reading(buffer: ShareBuffer, *, whole: bool) -> Iterator[None]:
         yield
         taken = storage.stats - before
         done.note(bytes=taken.bytes_in, requests=taken.requests)
-    logger.info(
-        _READ, buffer.rank, world_size, len(buffer), buffer.steps, buffer.name, ck.name, ck.world_size,
-        size(taken.bytes_in), taken.requests, done.seconds,
-    )  # fmt: skip
+    told = len(buffer), buffer.steps, buffer.name, ck.name, ck.world_size, size(taken.bytes_in), taken.requests
+    logger.log(level_of(buffer.rank, INFO), _READ, buffer.rank, world_size, *told, done.seconds)
     if whole:
         with suppress(ArchiveError):  # the data has been read: missing objects do not matter here
             cost, store = ShareBuffer.cost(buffer), storage.root.protocol

@@ -56,6 +56,7 @@ from archive.base.parallel import (
     in_any_order,
     in_order,
     side_by_side,
+    taken_in_order,
     tasks,
     thread_pool,
     usable_cores,
@@ -77,7 +78,7 @@ from archive.base.records import (
 )
 from archive.base.values import ByteRange, cached_property, frozen
 from archive.base.version import __version__, git_revision
-from archive.base.waits import MOST_S, Wait, process_group, ranks, seconds_of, written
+from archive.base.waits import MOST_S, Line, Wait, level_of, process_group, ranks, seconds_of, written
 
 __all__ = [
     "COUNT",
@@ -111,6 +112,7 @@ __all__ = [
     "Gate",
     "IntegrityError",
     "JobError",
+    "Line",
     "Losses",
     "MisshapenError",
     "MissingObjectError",
@@ -149,6 +151,7 @@ __all__ = [
     "in_order",
     "jsontree",
     "layout",
+    "level_of",
     "logger",
     "make_visible",
     "one_line",
@@ -166,6 +169,7 @@ __all__ = [
     "size",
     "stored",
     "tabulate",
+    "taken_in_order",
     "tasks",
     "thread_pool",
     "unescape_path",

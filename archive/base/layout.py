@@ -190,6 +190,11 @@ def agreement_key(session: str, number: int, rank: int) -> str:
     return f"{agreement_folder(session, number)}/rank-{rank:05d}.json"
 
 
+def agreed_key(session: str, number: int) -> str:
+    """The key of what the ranks agreed on in a round of requests."""
+    return f"{agreement_folder(session, number)}/agreed.json"
+
+
 def manifest_key(nonce: str, session: str, kind: str) -> str:
     return f"manifest/{nonce}-{escape(session)}.{kind}.parquet"
 

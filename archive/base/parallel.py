@@ -9,12 +9,12 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain, islice
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from archive.base.forking import in_child
 
@@ -60,6 +60,24 @@ def at_once(call: Callable[[S], T], items: Iterable[S], threads: int) -> list[T]
         return list(pool.map(call, given))
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def taken_in_order(
+    items: Iterable[S], found: Mapping[S, object], take: Callable[[Any, S], bool], threads: int, *, look_at_all: bool
+) -> bool:
+    """Take what is not in `found` yet by `take(found, item)`, which puts it there or gives False; True if all is there
+    then.
+
+    It is taken in order, more at once each time, and a missing item ends it, unless all are to be looked at: so to look
+    again and again costs few calls each time, in whatever order they come.
+    """
+    absent = [one for one in items if one not in found]
+    at, count = 0, len(absent) if look_at_all else 1
+    whole = True
+    while at < len(absent) and (whole or look_at_all):
+        whole &= all(at_once(partial(take, found), absent[at : at + count], threads))
+        at, count = at + count, min(2 * count, 2 * threads)
+    return whole
 
 
 def side_by_side(calls: Sequence[Callable[[], None]], *, cores: int | None = None) -> None:

@@ -1,8 +1,9 @@
-"""No I/O: waits for others, with repeated looks and occasional logs of the missing ones; the ranks of a job; durations
-in the form for people."""
+"""No I/O: waits for others, with repeated looks and occasional logs of the missing ones; the ranks of a job, and who of
+them acts for all; durations in the form for people."""
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import sys
@@ -15,6 +16,8 @@ from archive.base.errors import UsageError
 
 FIRST_S, GAP_S = 3.0, 60.0  # until a wait is logged first, and at most from then on
 MOST_S = 1000 * 365 * 86_400  # longer than any wait, and short enough to be added to times
+RANKS_A_STEP = 20  # a rank that acts for more of them has longer for it
+TOLD = 16  # the first ones in line see who is missing
 UNITS = {"w": 604_800, "d": 86_400, "h": 3600, "m": 60, "s": 1}
 _WRITTEN = re.compile(r"([0-9]{1,19})(min|[wdhms])")
 
@@ -55,11 +58,83 @@ class Wait:
         self._poll_s = min(2 * self._poll_s, self._most_poll_s)
 
 
+class Line:
+    """The ranks of a job in the order in which they do, for all, what is done once: rank 0, and others where it died.
+
+    The next in line is far from the one before, so that ranks of one machine are not next to each other. Clocks only
+    say when one more tries: it is done once whoever does it, and whatever else they do meanwhile.
+    """
+
+    def __init__(self, rank: int, world_size: int, step_s: float) -> None:
+        """step_s: the time that the first one has for it before the next one tries, too."""
+        self.step_s = step_s
+        self._world_size = world_size
+        self._bits = (world_size - 1).bit_length()
+        self._rank = rank
+        own = self._reversed(rank)
+        self.turn = sum(self._reversed(at) < world_size for at in range(own))
+        self._due_s: float | None = 0.0  # when to step in: 0 before the first look, None while it is not possible
+
+    def _reversed(self, number: int) -> int:
+        return int(f"{number:0{self._bits}b}"[::-1], 2)
+
+    def step_of(self, ranks: int) -> float:
+        """The time that each has where there are so many ranks, whose objects it has to read."""
+        return self.step_s * ranks / RANKS_A_STEP
+
+    @property
+    def looks_around(self) -> bool:
+        """True if it may look who is missing, for its user; in a large world not all do, which would be many lists."""
+        return self.turn < TOLD
+
+    def before(self, present: Iterable[int]) -> int:
+        """The number of these ranks that come before this one in line."""
+        own = self._reversed(self._rank)
+        return sum(self._reversed(rank) < own for rank in present)
+
+    def leads(self, present: Iterable[int]) -> bool:
+        """True if it is the first in line of these ranks and itself: then it speaks for all."""
+        return self.before(present) == 0
+
+    def is_due(self, waited_s: float) -> bool:
+        """True once it should look if those before it in line have left something undone."""
+        return self.turn > 0 and waited_s >= (self.turn - 0.5) * self._pace_s
+
+    def steps_in(self, waited_s: float, possible: bool) -> bool:
+        """True if it should do it now; it `is_due`. Those before it had the time for it since it was possible: what is
+        so at its first look is taken to have been so for long, but for half a step.
+
+        possible: if it can be done, as it has just seen.
+        """
+        if not possible:
+            self._due_s = None
+            return False
+        if self._due_s == 0.0:
+            self._due_s = waited_s + 0.5 * self._pace_s
+        elif self._due_s is None:
+            self._due_s = waited_s + self.turn * self._pace_s
+        return waited_s >= self._due_s
+
+    @property
+    def _pace_s(self) -> float:
+        return max(self.step_s, self.step_of(self._world_size))
+
+    def wait(self, timeout_s: float | None, poll_s: float, most_poll_s: float) -> Wait:
+        """A wait whose looks are further apart the more ranks there are, so that a world of any size makes about as
+        many of them a second; in one of a hundred ranks and more each looks as rarely as `most_poll_s` says."""
+        return Wait(timeout_s, min(most_poll_s, poll_s * max(1, self._world_size / 2)), most_poll_s)
+
+
 def process_group(least: int = 1) -> Any:
     """torch.distributed, if it was started with at least this many ranks; else None."""
     distributed: Any = sys.modules.get("torch.distributed")
     ready = distributed is not None and distributed.is_available() and distributed.is_initialized()
     return distributed if ready and distributed.get_world_size() >= least else None
+
+
+def level_of(rank: int, level: int) -> int:
+    """The level at which a rank logs what each of them could: DEBUG, but for rank 0, which says it once for the job."""
+    return logging.DEBUG if rank else level
 
 
 def ranks(numbers: Iterable[int]) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from archive.checkpoint import assembly, requests, resumption
-from archive.checkpoint.assembly import Joint, commit_recovered, fresh_rows
+from archive.checkpoint.assembly import commit_recovered
 from archive.checkpoint.checkpointlist import Checkpoints, Run, Runs
 from archive.checkpoint.checkpoints import MAIN_BUFFER, Checkpoint
+from archive.checkpoint.joint import Joint, fresh_rows
 from archive.checkpoint.pending import Pending, on_terminal
 from archive.checkpoint.requests import watch
 from archive.checkpoint.resumption import Holding

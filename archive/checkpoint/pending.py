@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from logging import DEBUG, WARNING
 from typing import TYPE_CHECKING, Any
 
 from archive.base import Counts, DeadlineError, Losses, RanksMissingError, UsageError, logger, one_line, ranks
@@ -74,11 +75,12 @@ class Pending:
     def future(self) -> Future[Checkpoint]:
         return self.attempt.future
 
-    def waits_for(self, missing: Sequence[int], waited_s: float) -> None:
-        """Show and log that these ranks have not staged."""
+    def waits_for(self, missing: Sequence[int], waited_s: float, speaks: bool) -> None:
+        """Show that these ranks have not staged, and log it, if this rank speaks for all."""
         self.waiting_for = tuple(missing)
         if missing:
-            logger.warning(
+            logger.log(
+                WARNING if speaks else DEBUG,
                 "checkpoint %r has waited %.0f s for %s of this job to save its part: check that it still runs",
                 self.name,
                 waited_s,

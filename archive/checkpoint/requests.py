@@ -2,8 +2,9 @@
 
 `requested()` is called once a step by every rank. It is true on all of them at the same step if any was asked. With a
 process group the ranks agree by one small reduction a step, in the foreground. Without one they agree through the
-bucket, in numbered rounds: a rank that was asked, or sees that another is in the round, writes how many steps it has
-seen; all act at the greatest of these numbers, and a rank that gets as far as its own number waits for the others'.
+bucket, in numbered rounds: a rank that was asked, or sees that rank 0 is in the round, writes how many steps it has
+seen, and one that gets as far as its own number waits until it is agreed on the greatest of them. Rank 0 sees who else
+was asked, reads the numbers, and says which is the greatest; where it died, the next in line does (see `Line`).
 So no rank passes the step before it is known, and ranks that are all asked at once act once. `terminating()` is agreed
 on by the same messages: a rank that is told to end asks for a checkpoint until all ranks know that it was told.
 """
@@ -17,22 +18,24 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from logging import DEBUG, WARNING
 from typing import TYPE_CHECKING, Any
 
 from archive.base import (
     AlreadyExistsError,
     ClosedError,
     CorruptStateError,
+    Line,
     MissingObjectError,
     RanksMissingError,
     Record,
     StorageError,
     UsageError,
-    Wait,
+    at_once,
     escape,
     in_child,
     layout,
@@ -40,6 +43,7 @@ from archive.base import (
     process_group,
     ranks,
     shutdown,
+    taken_in_order,
 )
 from archive.log import Place
 from archive.store import Storage, smallfiles
@@ -49,7 +53,10 @@ if TYPE_CHECKING:
 
 POLL_S = 10.0
 AGREE_TIMEOUT_S = 600.0
-AGREE_POLL_S = 0.2
+AGREE_POLL_S, MAX_POLL_S = 0.2, 1.0
+STEP_IN_S = 1.0  # the wait before the next rank in line says what is agreed on, longer in a large world
+AT_ONCE = 32
+HASTE_STEP_S, MOST_HASTE_S = 0.5, 3.0  # where the process ends, the wait before the next rank in line, and at most
 LEAD_STEPS = 2  # a rank is ready to act this many steps after it sees a request
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGUSR2", "SIGTERM") if hasattr(signal, name))
 
@@ -191,16 +198,26 @@ class Answer(Record):
     nonce: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Agreed(Record):
+    """What the ranks agreed on in a round: the call at which they act, and a flag if they end after it."""
+
+    at: int
+    told: bool = False
+    nonce: str = ""
+
+
 class _Watch:
     """A watch for requests in the bucket, in the background, while its writer lives; it agrees with other ranks."""
 
     def __init__(self, storage: Storage, place: Place) -> None:
         self._storage = weakref.ref(storage)  # an unclosed writer may be collected, and its storage
         self.place = place
-        self.known = set(storage.list("requests"))
+        self.known = set() if place.rank else set(storage.list("requests"))
         self.calls = 0
         self.round = 0
         self.ready: int | None = None  # the call at which this rank is ready to act, once it has joined the round
+        self.agreed_on: Agreed | None = None  # once that is known
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="archive-requests", daemon=True)
         self._thread.start()
@@ -219,12 +236,17 @@ class _Watch:
     def look(self) -> None:
         """Look for new requests, and for ranks in the round; an unreachable store is no request.
 
-        In a process group one rank looks, so that each request is seen once.
+        One rank looks for both, so that each request is seen once; the others look for that one's answer. In a process
+        group they need not.
         """
         group = process_group(least=2) is not None
         if group and self.place.rank != 0:
             return
         try:
+            if self.place.rank != 0:
+                if self.ready is None and self.storage.exists(self._key(0)):
+                    _asked.flag.set()
+                return
             alone = group or self.place.world_size == 1
             joined = not alone and self.storage.list(layout.agreement_folder(self.place.session, self.round))
             names = set(self.storage.list("requests"))  # after the round, so that the requests of its ranks are known
@@ -251,48 +273,110 @@ class _Watch:
             _put_once(self.storage, self._key(self.place.rank), answer)
         if self.calls < self.ready:
             return False
-        answers = self._answers()
-        if self.calls < max(self.ready, *(answer.ready for answer in answers)):
+        if self.agreed_on is None:
+            self.agreed_on = self._await_agreement()
+        if self.calls < self.agreed_on.at:
             return False
-        _asked.ending |= any(answer.told for answer in answers) or len(answers) < self.place.world_size
-        self.round, self.ready = self.round + 1, None
-        with suppress(StorageError):  # the checkpoint that follows answers all requests until now
-            self.known |= set(self.storage.list("requests"))
+        _asked.ending |= self.agreed_on.told
+        self.round, self.ready, self.agreed_on = self.round + 1, None, None
+        if self.place.rank == 0:
+            with suppress(StorageError):  # the checkpoint that follows answers all requests until now
+                self.known |= set(self.storage.list("requests"))
         _asked.flag.clear()
         return True
 
     def _key(self, rank: int) -> str:
         return layout.agreement_key(self.place.session, self.round, rank)
 
-    def _answers(self) -> list[Answer]:
-        """The answer of each rank. It waits for missing ones, but not long if this process ends."""
-        wait = Wait(AGREE_TIMEOUT_S, AGREE_POLL_S)
-        found: dict[int, Answer] = {}
+    def _await_agreement(self) -> Agreed:
+        """What the ranks agree on, once all have answered. It waits for missing ones, but not long if this process
+        ends."""
+        line = Line(self.place.rank, self.place.world_size, STEP_IN_S)
+        wait, found = line.wait(AGREE_TIMEOUT_S, AGREE_POLL_S, MAX_POLL_S), dict[int, Answer]()
         while True:
-            ends = shutdown.process.passed(shutdown.AGREE_PART)
-            look_at_all = ends or wait.due()
-            for rank in sorted(set(range(self.place.world_size)) - set(found)):
-                try:
-                    found[rank] = self._answer(rank)
-                except MissingObjectError:
-                    if not look_at_all:
-                        break
-            absent = sorted(set(range(self.place.world_size)) - set(found))
-            if absent and look_at_all:
-                logger.warning(
-                    "checkpoint request: waiting for %s of this job (%.0f s); check that it runs, and "
-                    "calls archive.checkpointing.requested() at every step",
-                    ranks(absent),
-                    wait.waited_s,
-                )
-            if ends or not absent:
-                return list(found.values())
+            if line.turn == 0:
+                if self._all_answered(found):
+                    return self._agree_on(found)
+            elif (said := self._said()) is not None:
+                return said
+            if shutdown.process.passed(shutdown.AGREE_PART):
+                return self._agree_in_haste(line, found)
+            if wait.due() and line.looks_around:
+                wait.pause()
+                self._tell_absent(line, wait.waited_s)
             if wait.over:
                 raise RanksMissingError(
-                    f"ranks {absent} did not answer the request for a checkpoint within {AGREE_TIMEOUT_S:.0f} s; check "
-                    "that they run, and call archive.checkpointing.requested() at every step"
+                    f"ranks {self._absent()} did not answer the request for a checkpoint within {AGREE_TIMEOUT_S:.0f} "
+                    "s; check that they run, and call archive.checkpointing.requested() at every step"
                 )
             wait.pause()
+            if line.is_due(wait.waited_s):
+                if line.steps_in(wait.waited_s, not self._absent()) and self._all_answered(found, look_at_all=True):
+                    return self._agree_on(found)
+                wait.pause()
+
+    def _agree_in_haste(self, line: Line, found: dict[int, Answer]) -> Agreed:
+        """What the ranks that have answered by now agree on: this process ends, and waits for no others. The first in
+        line of them say so; those further back do without after seconds."""
+        present = {*range(self.place.world_size)}.difference(self._absent())
+        wait, before = line.wait(MOST_HASTE_S, AGREE_POLL_S, MAX_POLL_S), line.before(present)
+        while wait.waited_s < min(before * HASTE_STEP_S, MOST_HASTE_S):
+            wait.pause()
+            if (said := self._said()) is not None:
+                return said
+        if before * HASTE_STEP_S > MOST_HASTE_S:
+            return Agreed(self.ready or 0, told=True)
+        at_once(lambda rank: self._take(found, rank), sorted(present - found.keys()), AT_ONCE)
+        return self._agree_on(found)
+
+    def _agree_on(self, found: Mapping[int, Answer]) -> Agreed:
+        """Say what these answers come to; another rank may have said so before."""
+        told = any(answer.told for answer in found.values()) or len(found) < self.place.world_size
+        said = Agreed(max((one.ready for one in found.values()), default=self.ready or 0), told, secrets.token_hex(8))
+        if smallfiles.create_small(self.storage, self._agreed_key, said):
+            return said
+        return self._said() or said
+
+    @property
+    def _agreed_key(self) -> str:
+        return layout.agreed_key(self.place.session, self.round)
+
+    def _said(self) -> Agreed | None:
+        """What was agreed on in this round, by whoever said so; None so far."""
+        try:
+            return smallfiles.read_small(self.storage, self._agreed_key, Agreed, CorruptStateError)
+        except MissingObjectError:
+            return None
+
+    def _all_answered(self, found: dict[int, Answer], *, look_at_all: bool = False) -> bool:
+        """Read answers that are not in `found` yet, in order, more at once each time, up to the first missing one; True
+        if all are there now."""
+        return taken_in_order(range(self.place.world_size), found, self._take, AT_ONCE, look_at_all=look_at_all)
+
+    def _take(self, found: dict[int, Answer], rank: int) -> bool:
+        try:
+            found[rank] = self._answer(rank)
+        except MissingObjectError:
+            return False
+        return True
+
+    def _absent(self) -> list[int]:
+        """The ranks that have not answered, by one listing: to tell people, and to see whom to ask."""
+        names = set(self.storage.list(layout.agreement_folder(self.place.session, self.round)))
+        return [rank for rank in range(self.place.world_size) if self._key(rank).rpartition("/")[2] not in names]
+
+    def _tell_absent(self, line: Line, waited_s: float) -> None:
+        """Log the ranks that have not answered, on the first of those that have."""
+        absent = self._absent()
+        speaks = line.leads({*range(self.place.world_size)}.difference(absent))
+        if absent:
+            logger.log(
+                WARNING if speaks else DEBUG,
+                "checkpoint request: waiting for %s of this job (%.0f s); check that it runs, and "
+                "calls archive.checkpointing.requested() at every step",
+                ranks(absent),
+                waited_s,
+            )
 
     def _answer(self, rank: int) -> Answer:
         """The answer of a rank; an answer of another rank in its place is an error."""

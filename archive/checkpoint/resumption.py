@@ -6,12 +6,22 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from logging import INFO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from archive.arrays import Ints, Steps, places, row_codes
-from archive.base import ArchiveError, CorruptManifestError, PartialCheckpointError, UsageError, jsontree, logger, size
+from archive.base import (
+    ArchiveError,
+    CorruptManifestError,
+    PartialCheckpointError,
+    UsageError,
+    jsontree,
+    level_of,
+    logger,
+    size,
+)
 from archive.index import EpisodeIndex, chains
 from archive.log import Commit, ForkedFrom, read_of, tablefiles
 from archive.read import Episodes
@@ -232,7 +242,8 @@ def tell(start: Resume, taken: IOStats, seconds: float) -> None:
     steps = sum(int(buffer.runs.length.sum()) for buffer in start.buffers.values())
     name = "its episodes" if start.name is None else repr(start.name)
     worlds = f"{start.saved_by or start.world_size} -> {start.world_size} ranks"
-    logger.info(
+    logger.log(
+        level_of(start.rank, INFO),
         "rank %d of run %r goes on from %s, %s, with %d live steps: %s in %d requests, %.1f s",
         start.rank,
         start.run,

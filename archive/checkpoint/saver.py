@@ -9,12 +9,14 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from logging import DEBUG, INFO
 from pathlib import Path
 from typing import Any, Protocol
 
 from archive.base import Losses, check_text, jsontree, logger, ranks, shutdown, size, thread_pool
-from archive.checkpoint.assembly import Joint, all_staged, commit_present, join
+from archive.checkpoint.assembly import all_staged, commit_present, join
 from archive.checkpoint.checkpoints import Checkpoint
+from archive.checkpoint.joint import Joint
 from archive.checkpoint.pending import Pending, Progress, SaveAttempt, on_terminal
 from archive.log import CheckpointRecord, Commit, CommitLog, Lineage, Place
 from archive.observe import add, operation
@@ -137,7 +139,10 @@ class Saver:
             checkpoint = self._finish(pending, timeout_s)
             done.note(commit=checkpoint.number)
         add("archive.written", nbytes, operation="checkpoint")
-        logger.info(
+        made = checkpoint.record
+        speaker = made.ranks[0].rank  # for all that are in it
+        logger.log(
+            INFO if place.rank == speaker else DEBUG,
             "checkpoint %r of run %r, step %d, is commit %d: rank %d of %d wrote %s of new steps, %.1f s",
             request.name,
             place.run,
@@ -148,6 +153,8 @@ class Saver:
             size(nbytes),
             done.seconds,
         )
+        if place.rank == speaker:
+            _log_left_out(made)
         return checkpoint
 
     def _stage(self, pending: Pending, cuts: Sequence[Cut]) -> int:
@@ -178,7 +185,7 @@ class Saver:
                     pending.staged,
                     timeout_s=timeout_s,
                     given_up=pending.attempt.hurry.is_set,
-                    ending=lambda grace_s: shutdown.process.passed(part, grace_s),
+                    ending=lambda: shutdown.process.passed(part),
                     absent=pending.waits_for,
                 )
         if request.replay_saved:
@@ -189,9 +196,7 @@ class Saver:
             self.durable = request.step
         pending.staged = {}
         self._committed(made, pending.kept)
-        checkpoint = Checkpoint(self._storage, made)
-        _log_left_out(checkpoint.record)
-        return checkpoint
+        return Checkpoint(self._storage, made)
 
     def all_staged(self, pending: Pending) -> bool:
         """Look once for the parts of all ranks; True if all are there."""

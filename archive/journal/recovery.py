@@ -7,9 +7,11 @@ off: as long as no other session of the run is opened, what a rank writes beyond
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from logging import DEBUG, INFO
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 AT_ONCE = 16
+_EACH = 16  # of more ranks the log has the sum
 MARK = "+tail-"  # in the name of a recovered checkpoint, after the name of its base
 _WHERE = ("buffer", "session", "rank", "env_id", "position", "length")
 _CHAINED = tuple(dict.fromkeys((*_WHERE, "shard", *chains.COLUMNS, *chains.DETAIL)))
@@ -336,8 +339,10 @@ def _spared(
 
 
 def _tell(run: str, made: Commit, found: Mapping[int, RankTail], fold: SessionFold) -> None:
+    level = INFO if len(found) <= _EACH else DEBUG
     for one in found.values():
-        logger.info(
+        logger.log(
+            level,
             "run %r: recovered %d journal objects of rank %d, with %d steps of %d episodes, up to number %d: %s",
             run,
             one.objects,
@@ -347,14 +352,18 @@ def _tell(run: str, made: Commit, found: Mapping[int, RankTail], fold: SessionFo
             one.next,
             one.why,
         )
+    if level == DEBUG:
+        objects, steps = (sum(getattr(one, name) for one in found.values()) for name in ("objects", "steps"))
+        logger.info("run %r: recovered %d journal objects of %d ranks, with %d steps", run, objects, len(found), steps)
     _tell_damage(run, found)
+    lacking: dict[tuple[str, str, tuple[int, ...]], int] = Counter()
+    together = tuple(found) if level == DEBUG else None
     for (rank, buffer, name), count in fold.lacking.items():
+        lacking[name, buffer, together or (rank,)] += count
+    for (name, buffer, of), count in lacking.items():
+        told = name, buffer, ranks(of), count
         logger.warning(
-            "column %r of buffer %r, rank %d: %d steps were journaled without a value; they have NaN, or 0, now",
-            name,
-            buffer,
-            rank,
-            count,
+            "column %r of buffer %r, %s: %d steps were journaled without a value; they have NaN, or 0, now", *told
         )
     name = "" if made.checkpoint is None else made.checkpoint.name
     logger.info("run %r: checkpoint %r, commit %d, has the journaled steps", run, name, made.number)

@@ -21,9 +21,9 @@ from archive.base import (
     CorruptCommitError,
     CorruptStateError,
     IntegrityError,
+    Line,
     MissingObjectError,
     NotFoundError,
-    Wait,
     at_once,
     layout,
     one_line,
@@ -43,7 +43,8 @@ MAX_AHEAD = 16  # objects of a rank that are fetched at once
 _ONE_MORE_EVERY = 128  # objects found, for each request that may miss
 _ROOM_BYTES = 256 * 1024 * 1024  # of objects in flight, by the sizes that are guessed
 _LEAST_BYTES = 1024 * 1024
-OTHER_RANK_S, _LOOK_S = 10.0, 0.1  # the wait for another rank, and between looks
+OTHER_RANK_S, STEP_IN_S = 10.0, 1.0  # the wait for another rank, and more of it for each further back in line
+_LOOK_S, _MOST_LOOK_S = 0.1, 1.0  # between looks
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +312,8 @@ def end(log: CommitLog, who: Place, session: str) -> dict[int, int]:
 
 def _opened(log: CommitLog, who: Place) -> bool:
     """True once another rank has opened the session; False if that takes too long."""
-    wait = Wait(OTHER_RANK_S, _LOOK_S)
+    line = Line(who.rank, who.world_size, STEP_IN_S)
+    wait = line.wait(OTHER_RANK_S + line.turn * line.step_of(who.world_size), _LOOK_S, _MOST_LOOK_S)
     while not (opened := log.catch_up().runs[who.run].session == who.session) and not wait.over:
         wait.pause()
     return opened

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from logging import INFO
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from archive import tables
 from archive.arrays import row_codes
-from archive.base import UsageError, check_text, jsontree, logger
+from archive.base import UsageError, check_text, jsontree, level_of, logger
 from archive.ledger.fold import places_of
 from archive.ledger.keys import Key, normalised, texts
 from archive.ledger.prompts import (
@@ -243,7 +244,8 @@ class Ledgers:
         if not found.rounds:
             return replace(found, rank=self.place.rank)
         waiting, running, done = found.far_along()
-        logger.info(
+        logger.log(
+            level_of(self.place.rank, INFO),
             "ledger %r: %d rollouts drawn and not started, %d started and not sealed; %d sealed kept%s",
             name,
             waiting,

@@ -279,9 +279,24 @@ class CommitLog:
         """Read the commits that others made since; the newest commit."""
         with self._lock: return self._caught_up()  # fmt: skip  # noqa: E701 (see IOStats.add)
 
+    def look_for(self, transaction: str) -> Commit | None:
+        """The commit with this key, if it was made since this log began. Of those that others made since the last look
+        none beyond it is read."""
+        with self._lock: return self._looked_for(transaction)  # fmt: skip  # noqa: E701 (see IOStats.add)
+
     def learn_ids(self) -> Commit:
         """Learn the ids of all episodes into `ids`; the newest commit."""
         with self._lock: return self._learnt_ids()  # fmt: skip  # noqa: E701 (see IOStats.add)
+
+    def _looked_for(self, transaction: str) -> Commit | None:
+        for _ in range(_NEAR):
+            if (found := self.find(transaction)) is not None:
+                return found
+            if (commit := next_after(self.storage, self.head)) is None:
+                return None
+            self._know(commit)
+        self._caught_up()
+        return self.find(transaction)
 
     def _learnt_ids(self) -> Commit:
         self.ids.learn(self._caught_up(), partial(tablefiles.load, self.storage))
@@ -319,7 +334,7 @@ class CommitLog:
     def find(self, transaction: str) -> Commit | None:
         """The commit with this key, if it was made since this log began."""
         for number in self._seen.get(mark_of(transaction), ()):
-            found = read(self.storage, number)
+            found = self.head if number == self.head.number else read(self.storage, number)
             if found.transaction == transaction:
                 return found
         return None

@@ -21,7 +21,7 @@ from archive.base.errors import (
     UsageError,
 )
 from archive.base.layout import state_key
-from archive.checkpoint import assembly, saver
+from archive.checkpoint import Joint, assembly, saver
 from archive.log import CommitLog
 from archive.saved import Part
 from archive.testing import trace
@@ -98,7 +98,7 @@ def _race(arc: archive.Archive, w: list[archive.Writer], name: str) -> list[int]
     logs = [CommitLog(storage, arc.id, arc.refresh().head) for _ in w]
 
     def complete(rank: int) -> int:
-        joint = assembly.Joint(w[rank]._place, name, 1)
+        joint = Joint(w[rank]._place, name, 1)
         staged = {r: Part(storage, state_key(w[rank].session, name, r)) for r in range(2)}
         gate.wait(20)
         return assembly.commit(logs[rank], joint, staged).number
@@ -305,7 +305,7 @@ def test_a_partial_checkpoint_never_supersedes_a_whole_one() -> None:
     storage, place = arc.storage, writers[0]._place
     staged = {0: Part(storage, state_key("s", "step-1", 0))}
     with pytest.raises(CheckpointError, match="'step-1' was not committed: 'step-1', which is whole"):
-        assembly.commit(CommitLog(storage, arc.id, arc.head), assembly.Joint(place, "step-1", 1), staged, partial=True)
+        assembly.commit(CommitLog(storage, arc.id, arc.head), Joint(place, "step-1", 1), staged, partial=True)
     assert [c.whole for c in reopened(arc).checkpoints] == [True]
     for w in writers:
         w.close()

@@ -83,7 +83,7 @@ def test_a_clock_that_is_off_changes_nothing(monkeypatch: pytest.MonkeyPatch) ->
         for step in range(2):
             w.checkpoint(step).result()
     later = SimpleNamespace(now=lambda zone=None: datetime.now(zone) + timedelta(days=1))
-    monkeypatch.setattr("archive.checkpoint.assembly.datetime", later)
+    monkeypatch.setattr("archive.checkpoint.joint.datetime", later)
     with reopened(arc).writer() as w:
         w.checkpoint(2).result()
     assert [c.name for c in reopened(arc).checkpoints.kept()] == ["step-0", "step-1", "step-2"]

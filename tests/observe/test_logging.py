@@ -18,8 +18,8 @@ from tests.support.places import ROOT
 DONE = [
     r"commit 2 of run 'main': rank 0 wrote \d+ B of new steps, \d+\.\d s",
     r"checkpoint 'step-5' of run 'main', step 5, is commit 3: rank 0 of 1 wrote \d+ B of new steps, \d+\.\d s",
-    r"rank 1 of 2 read 1 episodes, 30 steps of buffer 'replay' of 'step-5', which 1 ranks saved: .* requests, .* s",
-    r"rank 1 of run 'main' goes on from 'step-6', 1 -> 2 ranks, with \d+ live steps: .* requests, \d+\.\d s",
+    r"rank 0 of 2 read 1 episodes, 30 steps of buffer 'replay' of 'step-5', which 1 ranks saved: .* requests, .* s",
+    r"rank 0 of run 'main' goes on from 'step-6', 1 -> 2 ranks, with \d+ live steps: .* requests, \d+\.\d s",
     r"commit 5: retention expired 1 checkpoints and 0 episodes \(.*\), \d+\.\d s",
     r"deleted \d+ of \d+ objects \(.*\) of memory://logging/lines, \d+\.\d s",
 ]
@@ -35,15 +35,17 @@ def test_a_line_for_each(caplog: pytest.LogCaptureFixture) -> None:
         made = w.checkpoint(step=5).result()
         w.remove(["a"])
         w.checkpoint(step=6, wait=True)
-    resharding.plan(made, world_size=2).share(1).read()
+    for rank in range(2):
+        resharding.plan(made, world_size=2).share(rank).read()
     arc.forget(keep=archive.Keep(last=1), dry_run=False)
     arc.prune(older_than="0s", dry_run=False, force=True)
     latest = arc.refresh().checkpoints.latest
     assert latest is not None
-    arc.writer(session="next", resume=resharding.plan(latest, world_size=2).share(1)).close()
+    arc.writer(session="next", resume=resharding.plan(latest, world_size=2).share(0)).close()
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
     for wanted in DONE:
-        assert any(re.fullmatch(wanted, line) for line in told), (wanted, told)
+        assert sum(bool(re.fullmatch(wanted, line)) for line in told) == 1, (wanted, told)
+    assert not any(line.startswith("rank 1") for line in told), "rank 0 says it for all"
     assert all(record.name == "archive" for record in caplog.records if record.name.startswith("archive"))
 
 

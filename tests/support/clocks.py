@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from archive.checkpoint import assembly
+from archive.checkpoint import joint
 from archive.ledger import ledger
 from archive.read import notes
 
-_STAMPING = (assembly, ledger, notes)  # what gives rows their `created_at`
+_STAMPING = (joint, ledger, notes)  # what gives rows their `created_at`
 
 
 @contextmanager

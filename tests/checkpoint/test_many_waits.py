@@ -1,0 +1,274 @@
+"""Ranks of a large job that wait for each other: how often they ask, by a clock that only waiting moves, and who acts
+for all. Each rank's wait is run by itself, as nothing but the store joins them; an object is there from when it was
+made."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+import archive
+from archive.base import Line, layout, waits
+from archive.base.errors import RanksMissingError
+from archive.checkpoint import Joint, assembly, requests
+from archive.journal import tails
+from archive.log import CommitLog, Place
+from archive.saved import Part
+from tests.support.counted_store import CountedStore, Requests, counted_stores, store_of
+from tests.support.thousand_ranks import ManyRanks
+
+LONG_S = 60.0
+LARGE, THOUSAND = 128, 1024
+WORLDS = [LARGE, pytest.param(THOUSAND, marks=pytest.mark.soak)]
+Asked = dict[int, Requests]  # by rank
+
+
+class VirtualClock:
+    """A clock that stands still but while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualClock]:
+    made = VirtualClock()
+    with counted_stores():
+        yield made
+
+
+class World:
+    """The ranks of a session that rank 0 has opened, each with a log of its own."""
+
+    def __init__(self, size: int, clock: VirtualClock, patch: pytest.MonkeyPatch) -> None:
+        self.size, self.clock = size, clock
+        self.job = ManyRanks("counted://waits", size, 6)
+        self.job.open_first()
+        self.arc = archive.open(self.job.url)
+        self.store: CountedStore = store_of(self.job.url)
+        self.store.clock, self.store.is_virtual = clock.monotonic, True
+        self.patch = patch
+
+    def log(self) -> CommitLog:
+        return CommitLog(self.arc.storage, self.arc.id, self.arc.head)
+
+    def place(self, rank: int) -> Place:
+        return Place(rank, self.size, "main", self.job.session)
+
+    def each(self, wait: Callable[[int], object], ranks: Any = None) -> Asked:
+        """What each rank asks, in the order of their turns; each begins at second 0."""
+        out: Asked = {}
+        with self.patch.context() as patch:
+            patch.setattr(waits, "time", self.clock)
+            for rank in sorted(range(self.size) if ranks is None else ranks, key=lambda one: _turn(one, self.size)):
+                self.clock.now = 0.0
+                with self.store.counting() as out[rank]:
+                    wait(rank)
+        return out
+
+    def join(self, rank: int, timeout_s: float = 600.0, speaks: Any = None) -> Any:
+        """Wait for a checkpoint whose part this rank has staged."""
+        key = layout.state_key(self.job.session, "step-1", rank)
+        return assembly.join(
+            self.log(), Joint(self.place(rank), "step-1", 1), {rank: Part(self.arc.storage, key)},
+            timeout_s=timeout_s, given_up=lambda: False, ending=lambda: False,
+            absent=lambda missing, waited_s, aloud: None if speaks is None else speaks(rank, aloud),
+        )  # fmt: skip
+
+
+def _turn(rank: int, world: int) -> int:
+    return Line(rank, world, 1.0).turn
+
+
+@pytest.fixture(params=WORLDS)
+def world(request: pytest.FixtureRequest, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    made = World(request.param, clock, monkeypatch)
+    yield made
+    made.job.writer._end()
+
+
+def check_rates(asked: Asked, until_s: float = LONG_S) -> None:
+    """Each rank asks once a second, and so all of them about as often as there are ranks."""
+    total: Counter[int] = Counter()
+    for rank, mine in asked.items():
+        rate = Counter(int(one.began) for one in mine if one.began < until_s)
+        assert max(rate.values()) <= 1, (rank, rate)
+        total += rate
+    print(f"{len(asked)} ranks that wait: at most {max(total.values())} requests a second")
+    assert max(total.values()) <= len(asked) * 1100 / 1024
+
+
+# -- a checkpoint ----------------------------------------------------------------------------------------------------
+
+
+def test_ranks_that_wait_for_another_ask_once_a_second_and_one_says_so(world: World) -> None:
+    staged(world, late=world.size - 1, at_s=1e9)
+    told: list[tuple[int, bool]] = []
+
+    def wait(rank: int) -> None:
+        with pytest.raises(RanksMissingError, match="has not staged"):
+            world.join(rank, LONG_S, lambda *one: told.append(one))
+
+    asked = world.each(wait, range(world.size - 1))
+    check_rates({rank: mine for rank, mine in asked.items() if rank})
+    assert len(asked[0]) <= world.size + LONG_S + 3, "it reads what comes in, and asks once a second"
+    assert {rank for rank, speaks in told if speaks} == {0}
+    assert len({rank for rank, _ in told}) == waits.TOLD, "of the others nobody lists"
+
+
+def staged(world: World, late: int | None = None, at_s: float = 0.0) -> None:
+    """All ranks have staged, one of them later than the others."""
+    world.job.add(0)
+    world.clock.now = 0.0
+    world.job.stage_others(0, first=0)
+    if late is not None:
+        world.store.made[layout.state_key(world.job.session, "step-1", late)] = at_s
+
+
+def check_joined(world: World, asked: Asked, by: int) -> None:
+    """One rank has read what all have staged, and committed it; the others have seen no more than that."""
+    every = Requests(one for mine in asked.values() for one in mine)
+    assert {rank for rank, mine in asked.items() if mine.of("commits/", "create")} == {by}
+    read = {rank: len(mine.of("states/", "get")) for rank, mine in asked.items()}
+    assert read.pop(by) <= 2 * world.size + 3 * LONG_S
+    assert set(read.values()) <= {0}, read
+    print(f"{world.size} ranks: {len(every)} requests for a checkpoint that rank {by} committed")
+
+
+def test_one_rank_joins_what_all_have_staged(world: World) -> None:
+    staged(world, late=world.size - 1, at_s=20.0)
+    asked = world.each(world.join)
+    check_joined(world, asked, by=0)
+    check_rates({rank: mine for rank, mine in asked.items() if rank}, 20.0)
+    waited = sum(len(mine) for rank, mine in asked.items() if rank) / (world.size - 1)
+    assert waited <= 20 + 3, "a request a second, and the commit"
+
+
+def test_the_next_in_line_joins_where_the_first_has_died(world: World) -> None:
+    """It is of another machine than the first. The others ask for the commit alone."""
+    staged(world)
+    asked = world.each(world.join, range(1, world.size))
+    check_joined(world, asked, by=world.size // 2)
+    step_s = Line(0, world.size, assembly.STEP_IN_S).step_of(world.size)
+    (made,) = (one for mine in asked.values() for one in mine.of("commits/", "create"))
+    assert step_s <= made.ended <= step_s + 3
+    check_rates({rank: mine for rank, mine in asked.items() if rank != world.size // 2}, made.ended)
+
+
+def test_ranks_that_wait_past_the_end_do_not_read_what_others_have_staged(world: World) -> None:
+    """All but one have staged when the time is over: each rank asks for what it needs to say so."""
+    staged(world, late=3, at_s=1e9)
+
+    def wait(rank: int) -> None:
+        with pytest.raises(RanksMissingError, match=rf"rank 3 of {world.size} has not staged"):
+            world.join(rank, 30.0)
+
+    asked = world.each(wait, [rank for rank in range(world.size) if rank != 3])
+    assert max(len(mine) for rank, mine in asked.items() if rank) <= 30 + 10
+    assert len(asked[0]) <= 30 + 20
+
+
+def test_when_a_job_ends_at_once_a_few_ranks_save_what_is_there(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    staged(world, late=3, at_s=1e9)
+    joint = lambda rank: Joint(world.place(rank), "step-1", 1)  # noqa: E731
+    key = partial(layout.state_key, world.job.session, "step-1")
+    own = lambda rank: {rank: Part(world.arc.storage, key(rank))}  # noqa: E731
+    ranks = [rank for rank in range(world.size) if rank != 3]
+    asked = world.each(lambda rank: assembly.commit_present(world.log(), joint(rank), own(rank), hurried=True), ranks)
+    check_joined(world, asked, by=0)
+    crashed = world.each(lambda rank: assembly.commit_present(world.log(), joint(rank), own(rank)), ranks)
+    read = [len(mine.of("states/", "get")) for rank, mine in crashed.items() if rank]
+    assert sum(read) == 0, "what rank 0 has made serves all"
+    alone = {5: own(5)}
+    for rank in ranks:
+        world.store.made[key(rank)] = 0.0 if rank == 5 else 1e9
+    (mine,) = world.each(lambda rank: assembly.commit_present(world.log(), joint(rank), alone[rank]), [5]).values()
+    assert max((one.ended for one in mine), default=0.0) == 0.0, "a rank that crashes alone waits for nobody"
+
+
+# -- requests for a checkpoint, and the opening of a session -----------------------------------------------------------
+
+
+def _watches(world: World, monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
+    monkeypatch.setattr(requests._Watch, "_poll", lambda self: None)
+    return {rank: requests._Watch(world.arc.storage, world.place(rank)) for rank in range(world.size)}
+
+
+def test_ranks_agree_on_a_checkpoint_by_requests_in_proportion_to_them(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "_asked", requests._Asked())
+    watches = _watches(world, monkeypatch)
+    for rank, watch in watches.items():  # each is asked at another step; the last one answers late
+        watch.calls = rank % 7
+        assert not watch.agreed(True, False)
+    last = layout.agreement_key(world.job.session, 0, world.size - 1)
+    world.store.made[last] = 20.0
+    acted: dict[int, int] = {}
+
+    def wait(rank: int) -> None:
+        while not watches[rank].agreed(False, False):
+            pass
+        acted[rank] = watches[rank].calls
+
+    asked = world.each(wait)
+    assert set(acted.values()) == {6 + 1 + requests.LEAD_STEPS}
+    check_rates({rank: mine for rank, mine in asked.items() if rank}, 20.0)
+    assert len(asked[0]) <= 2 * world.size + 30
+    assert max(len(mine) for rank, mine in asked.items() if rank) <= 20 + 3
+
+
+def test_the_next_in_line_says_what_is_agreed_on_where_the_first_has_died(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "_asked", requests._Asked())
+    watches = _watches(world, monkeypatch)
+    for watch in watches.values():
+        assert not watch.agreed(True, False)
+
+    def wait(rank: int) -> None:
+        while not watches[rank].agreed(False, False):
+            pass
+
+    asked = world.each(wait, range(1, world.size))
+    said = {rank for rank, mine in asked.items() if mine.of("sessions/", "create")}
+    assert said == {world.size // 2}
+    read = Counter({rank: len(mine.of("sessions/", "get")) for rank, mine in asked.items()})
+    assert read.pop(world.size // 2) <= 2 * world.size + 100
+    assert max(read.values()) <= Line(0, world.size, requests.STEP_IN_S).step_of(world.size) + 5
+
+
+def test_a_rank_looks_for_requests_without_lists(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    watches = _watches(world, monkeypatch)
+    asked = world.each(lambda rank: watches[rank].look())
+    assert len(asked[0].of("", "list")) == len(asked[0]) == 2
+    assert {rank: len(mine) for rank, mine in asked.items() if rank} == dict.fromkeys(range(1, world.size), 1)
+    assert not any(mine.of("", "list") for rank, mine in asked.items() if rank)
+
+
+def test_ranks_that_wait_for_one_to_end_a_journal_ask_once_a_second(world: World) -> None:
+    ended = world.log().head.runs["main"].session
+    other = Place(0, world.size, "main", "later")
+    assert ended != other.session
+    asked = world.each(lambda rank: tails._opened(world.log(), Place(rank, world.size, "main", "later")))
+    check_rates(asked, tails.OTHER_RANK_S)
+
+
+def test_a_line_has_ranks_of_other_machines_next_to_each_other() -> None:
+    for world in (1, 2, 3, 8, 1000, 1024):
+        turns = sorted(range(world), key=lambda rank: _turn(rank, world))
+        assert [_turn(rank, world) for rank in turns] == list(range(world))
+        assert turns[0] == 0
+        assert all(abs(a - b) >= world // 4 for a, b in pairwise(turns)) or world < 9
+        assert Line(turns[-1], world, 1.0).before(range(world)) == world - 1
