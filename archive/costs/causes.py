@@ -71,7 +71,7 @@ def _written(run: Workload) -> Iterator[Spent]:
     checkpoints, objects = DAY_S / run.checkpoint_s, run.objects_s * DAY_S
     carried_s = run.bytes_s + run.objects_s * _OBJECT_BYTES
     if run.journals:
-        looks = of.heartbeat(DAY_S, run.journals, checkpoints)
+        looks = of.heartbeat(DAY_S, run.ranks, checkpoints)
         yield Spent("journal", of.together(of.ticks(objects), looks), uploaded=carried_s * DAY_S)
     else:
         yield Spent("shards", of.shards(objects), uploaded=carried_s * DAY_S)

@@ -56,13 +56,14 @@ def ticks(objects: float = 1) -> Requests:
 
 
 def shards(objects: float = 1) -> Requests:
-    """Shards: a put each; S3 takes each of them in one part."""
+    """Shards: a put each, as none is so large that a client would send it in parts."""
     return {"put": objects}
 
 
-def heartbeat(seconds: float, journals: float, commits: float = 0) -> Requests:
-    """The looks of journals for a newer session: one a minute each, and one for each commit that came meanwhile."""
-    return {"get": journals * (seconds / LOOK_S + commits)}
+def heartbeat(seconds: float, ranks: int, commits: float = 0) -> Requests:
+    """The looks of ranks with a journal for a newer session: one a minute each, and one for each commit that came
+    meanwhile."""
+    return {"get": ranks * (seconds / LOOK_S + commits)}
 
 
 def watch(seconds: float, ranks: int, *, group: bool) -> Requests:

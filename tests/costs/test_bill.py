@@ -214,7 +214,7 @@ def test_the_command_takes_every_figure() -> None:
     from archive.cli import COMMANDS
 
     options = {one.name for one in COMMANDS["cost"].params}
-    known = {one.name for one in fields(Workload)} - {"keep", "wait_s", "sample_bytes"}
+    known = {one.name for one in fields(Workload)} - {"keep"}
     assert known <= options
     out = document_of("cost", "--ranks", 64, "--journal-s", 0, "--keep-last", 3, "--store", "r2")
     assert (out["run"]["journal_s"], list(out["stores"])) == (None, ["r2"])

@@ -6,6 +6,7 @@ ranks that wait for one another look a number of times that depends on the machi
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -25,6 +26,8 @@ from archive.costs import requests as of
 from archive.costs.causes import causes
 from archive.costs.requests import together
 from archive.read import Gather
+from archive.shard import SHARD_BYTES
+from archive.shard.indexed import HEAD_BYTES
 from archive.testing import Trace, trace
 from tests.support.ticks import NEVER_S
 
@@ -126,6 +129,27 @@ def waited(t: Trace) -> float:
 def without_joins(told: Mapping[str, float]) -> dict[str, float]:
     """A commit that joins no earlier files of a table."""
     return {**told, "put": float(int(told["put"]))}
+
+
+def test_a_bucket_gets_the_same(moto_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", moto_endpoint)
+    url = "s3://bucket/costs"
+    archive.create(url)
+    with trace(url) as t:
+        job = Job(url, 1, journal=True)
+        for _ in range(3):
+            job.add()
+        job.checkpoint(1.0)
+        archive.open(url).refresh()
+    begun = together(of.opened(2), {"list": 1}, of.session(1, journal=True, resumed=False))
+    check(t, together(begun, of.ticks(3), of.parts(1), without_joins(of.commit()), of.following(30, 0)))
+    job.close()
+
+
+def test_no_shard_is_sent_in_parts() -> None:
+    s3fs = pytest.importorskip("s3fs")
+    part = inspect.signature(s3fs.S3FileSystem._pipe_file).parameters["chunksize"].default
+    assert 2 * part > SHARD_BYTES + HEAD_BYTES  # from there on s3fs sends parts; obstore does from 4 GB on
 
 
 def test_joins_of_tables_are_few() -> None:
