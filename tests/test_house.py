@@ -18,7 +18,7 @@ from tests.support.places import ROOT
 
 FIGURES = {
     "modules": 316,
-    "lines of the engine": 49_676,
+    "lines of the engine": 49_677,
     "modules that serve one sibling": 25,
     "modules named ...ing": 12,
     "records and protocols of the engine": 230,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from archive.checkpoint import Keep
+from archive.checkpoint import requests as asked
 from archive.costs.causes import causes
 from archive.costs.requests import IDLE_LOOK_S
 from archive.costs.workload import Workload
@@ -116,7 +117,8 @@ def rates(run: Workload) -> list[Rate]:
     out = [
         Rate("the journal" if run.journals else "shards", steps, writes_s=run.objects_s),
         Rate(together, "states/", writes_s=run.ranks, reads_s=run.ranks),
-        Rate("ranks that look for requests", "requests/", reads_s=0.0 if run.group else run.ranks / 10),
+        Rate(f"{run.ranks:,} ranks that wait for its commit", "commits/", reads_s=run.ranks),
+        Rate("ranks that look for requests", "sessions/", reads_s=0.0 if run.group else run.ranks / asked.POLL_S),
         Rate("random samples", steps, reads_s=run.samples_s),
         Rate("viewers", "commits/", reads_s=run.viewers / IDLE_LOOK_S),
     ]

@@ -20,7 +20,6 @@ Requests = Mapping[str, float]  # how many there are, by verb
 
 _JOINED = 1 / 8  # of the commits with new segments, at most: they join earlier files of the table, too
 _COMMIT_GETS = 3  # of a rank at a checkpoint: is there another commit, and the one that was made
-_LOOK_GETS = 2  # each time that a waiting rank looks: for the commit, and for a part that is missing
 _FIRST_LOOKS = 6  # of a wait, whose pauses double up to a second
 _PART_GETS = 2  # of a part that is read: its index, and the rows behind it
 _TABLES = 8  # files of tables that a reader fetches: segments and checkpoints, of which there are few at any age
@@ -67,10 +66,10 @@ def heartbeat(seconds: float, ranks: int, commits: float = 0) -> Requests:
 
 
 def watch(seconds: float, ranks: int, *, group: bool) -> Requests:
-    """The looks of writers for requests of checkpoints. Without a process group each rank looks, also for the others'
-    answers."""
+    """The looks of writers for requests of checkpoints. One rank lists these and, without a process group, the others'
+    answers, and each other rank looks for its own."""
     looks = seconds / asked.POLL_S
-    return {"list": looks if group or ranks == 1 else 2 * ranks * looks}
+    return {"list": looks} if group or ranks == 1 else {"list": 2 * looks, "head": (ranks - 1) * looks}
 
 
 def parts(ranks: int, wait_s: float = 0.0) -> Requests:
@@ -79,7 +78,7 @@ def parts(ranks: int, wait_s: float = 0.0) -> Requests:
     if ranks == 1:
         return {"create": 1}
     looks = _FIRST_LOOKS + wait_s / assembly.MAX_POLL_S
-    return {"create": ranks, "get": (ranks - 1) * _PART_GETS + ranks * looks * _LOOK_GETS}
+    return {"create": ranks, "get": (ranks - 1) * _PART_GETS + ranks * looks}
 
 
 def commit(ranks: int = 1, *, adds: bool = True) -> Requests:
@@ -104,7 +103,7 @@ def session(ranks: int, *, journal: bool, resumed: bool) -> Requests:
     return {
         "create": 2 * ranks + 1 + journals,
         "put": float(resumed),  # the origin, in the table of branches
-        "list": ranks + 1 + resumed,  # earlier requests; claims and parts of the session's name
+        "list": 2.0 + resumed,  # earlier requests; claims and parts of the session's name
         "get": 6 * ranks,
     }
 
