@@ -18,10 +18,39 @@ import pytest
 sys.dont_write_bytecode = False  # rewriting all tests takes each worker longer than most rooms
 pytest.register_assert_rewrite("tests.support")  # before any of it is imported
 
-from tests.support import processes, servers  # noqa: E402
+from tests.support import processes, ray_cluster, servers  # noqa: E402
 from tests.support.backends import BACKENDS, BUCKET, Backend, Proxied, make_backend, s3_options  # noqa: E402
 from tests.support.proxy import FaultProxy  # noqa: E402
 from tests.support.roles import POLICIES  # noqa: E402
+
+# what takes longest begins first: a worker that begins with it in the end keeps everybody waiting
+FIRST = (
+    *ray_cluster.FIRST,
+    "tests/whole/test_model.py",
+    "tests/docs/test_torchrun_example.py",
+    "tests/view/test_hostile.py",
+    "tests/maintain/test_storm.py",
+    "tests/journal/test_requests.py",
+    "tests/journal/test_deaths.py",
+    "tests/whole/test_load.py",
+    "tests/whole/test_exits.py",
+)
+
+
+def file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: FIRST.index(name) if (name := file_of(item)) in FIRST else len(FIRST))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
+    """The cluster of Ray is gone when the first test that needs none begins."""
+    yield
+    if nextitem is None or file_of(nextitem) not in ray_cluster.FIRST:
+        ray_cluster.stop()
 
 
 def pytest_collection_finish() -> None:

@@ -70,7 +70,7 @@ def consumed(dataset: Any) -> int:
 @pytest.mark.filterwarnings("ignore")
 def test_reading(tmp_path: Path) -> None:
     url = made(tmp_path)
-    with ray_cluster.cluster(2) as ray, multiprocessing.get_context("spawn").Pool(2) as pool:
+    with ray_cluster.started(2) as ray, multiprocessing.get_context("spawn").Pool(2) as pool:
         ray.data.DataContext.get_current().enable_progress_bars = False
 
         def halves(of: Callable[[str, int], tuple[int, float]]) -> Callable[[], float]:

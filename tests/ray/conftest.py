@@ -1,4 +1,4 @@
-"""One cluster of two workers for each module of tests."""
+"""The cluster that tests share, for Ray's datasets."""
 
 from __future__ import annotations
 

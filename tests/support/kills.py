@@ -4,19 +4,22 @@ by `said_by`."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import io
 import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from archive.store.storage import Storage
-from tests.support.places import ROOT
+from tests.support.processes import answers_in_processes
 from tests.support.sampling import SEED
 
 MAX_KILLS = 200
@@ -92,9 +95,19 @@ def of_blocks(one_in: int) -> Iterator[int]:
 
 def said_by(module: str, *arguments: object, timeout_s: float = 1500) -> list[Any]:
     """What a program of these prints, a line of JSON each."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", f"tests.support.{module}", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=timeout_s, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    ((printed, failure),) = answers_in_processes(_said, [(module, [*map(str, arguments)])], timeout_s)
+    assert not failure, failure
+    return [json.loads(line) for line in printed.splitlines()]
+
+
+def _said(module: str, arguments: list[str]) -> tuple[str, str]:
+    """What the program has printed, and the traceback that it ended by."""
+    program = importlib.import_module(f"tests.support.{module}")
+    sys.argv[1:] = arguments
+    warnings.simplefilter("ignore")
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        try:
+            program.main()
+        except BaseException:
+            return out.getvalue(), traceback.format_exc()
+    return out.getvalue(), ""

@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 from archive.testing.s3roots import ENVIRONMENT, KEY, REGION, SECRET, UNSET, s3fs_options
+from tests.support.places import ROOT
 
 
 def set_environment() -> None:
@@ -85,7 +86,8 @@ async def accepted(listening: socket.socket) -> None:
 def moto() -> Iterator[str]:
     """A moto server in a process of its own; its endpoint."""
     (port,) = free_ports(1)
-    command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    program = ROOT / "tests" / "support" / "moto_server.py"
+    command = [sys.executable, "-P", "-W", "ignore", str(program), "--host", "127.0.0.1", "--port", str(port)]
     with _process(command, f"http://127.0.0.1:{port}/moto-api/") as endpoint:
         yield endpoint
 

@@ -33,8 +33,11 @@ def ordered() -> Iterator[Any]:
     """Ray, whose datasets keep their order."""
     with cluster(3) as ray:
         context = ray.data.DataContext.get_current()
-        context.execution_options.preserve_order, context.enable_progress_bars = True, False
+        options = context.execution_options
+        before = options.preserve_order
+        options.preserve_order, context.enable_progress_bars = True, False
         yield ray
+        options.preserve_order = before
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.kills import said_by
 from tests.support.sampling import few_of
 from tests.support.xtuner_jobs import PROMPTS
 
@@ -18,11 +17,7 @@ from tests.support.xtuner_jobs import PROMPTS
 def test_a_killed_job_loses_nothing_and_does_nothing_twice(skip: bool, apart: int, tmp_path: Path) -> None:
     kills = [[k, 7 * k % 90] for k in range(2, 130, apart)]
     given = json.dumps({"url": str(tmp_path), "options": {}, "kills": kills, "skip": skip})
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.xtuner_jobs", given], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    outcomes = json.loads(done.stdout.splitlines()[-1])
+    outcomes = said_by("xtuner_jobs", given)[-1]
     assert len(outcomes) == len(kills)
     for one in outcomes:
         assert not one["failed"], one["failed"][0]
