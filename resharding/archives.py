@@ -15,6 +15,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from archive import Archive, tables
 from archive.arrays import Ints, Mask, Steps, arrow, places, row_codes
 from archive.base import (
     AccessDeniedError,
+    AlreadyExistsError,
     ByteRange,
     CorruptChunkError,
     DuplicateEpisodeError,
@@ -173,14 +175,14 @@ def _stream(source: Roots, target: Storage, shard: str, key: str, members: Membe
         data = memoryview(source.get(shard))
         for member in members:
             _check(source, shard, member, data[member["offset"] : member["offset"] + member["size"]])
-        target.put(key, data)
+        target.create_once(key, data)
         return
     ranges = [ByteRange(f"{shard}/{m['member']}", 0, m["size"]) for m in members]
     objects = list(zip(members, source.get_ranges(ranges), strict=True))
     for member, part in objects:
         _check(source, shard, member, memoryview(part))
-    target.put_many((f"{key}/{m['member']}", part) for m, part in objects[:-1])
-    target.put(f"{key}/{objects[-1][0]['member']}", objects[-1][1])
+    target.create_all((f"{key}/{m['member']}", part) for m, part in objects[:-1])
+    target.create_once(f"{key}/{objects[-1][0]['member']}", objects[-1][1])
 
 
 def _check(source: Roots, shard: str, member: dict[str, Any], data: memoryview) -> None:
@@ -289,7 +291,8 @@ def referred(source: Archive, rows: pa.Table, archive: Archive, moved: Progress)
         pin = Pin(archive.id, archive.url, tuple(sorted(keys)))
         digest = hashlib.sha256("\n".join(pin.objects).encode()).hexdigest()[:16]
         key, data = f"pins/{archive.id}-{digest}.json", json.dumps(pin.to_json()).encode()
-        roots.storage(None if base == source.id else base).put(key, data)
+        with suppress(AlreadyExistsError):  # of the same objects, by another URL
+            roots.storage(None if base == source.id else base).create_once(key, data)
     _check_there(source, needed.get(source.id, set()))
     moved(shards, shards)
     return rows

@@ -21,7 +21,7 @@ pytest.register_assert_rewrite("tests.support")  # before any of it is imported
 from tests.support import processes, ray_cluster, servers  # noqa: E402
 from tests.support.backends import BACKENDS, BUCKET, Backend, Proxied, make_backend, s3_options  # noqa: E402
 from tests.support.proxy import FaultProxy  # noqa: E402
-from tests.support.roles import POLICIES  # noqa: E402
+from tests.support.roles import POLICIES, ROLES_BUCKET  # noqa: E402
 
 # what takes longest begins first: a worker that begins with it in the end keeps everybody waiting
 FIRST = (
@@ -96,7 +96,8 @@ def moto_endpoint(_environment: None) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def seaweedfs_endpoint(_environment: None) -> Iterator[str]:
     with servers.seaweedfs(POLICIES) as endpoint:
-        servers.make_bucket(endpoint, BUCKET)
+        for bucket in (BUCKET, ROLES_BUCKET):
+            servers.make_bucket(endpoint, bucket)
         yield endpoint
 
 

@@ -144,6 +144,7 @@ _EVERYWHERE = (
     (r"raise deadline_s", "give a longer --retry-for"),
     (r"open it with archive\.open\(\.\.\., allow_bases=\['?([^'\]]*)'?\]\)", r"add --allow-base \1"),
     (r"(?:open|connect) with single_writer=True", "add --single-writer"),
+    (r"^append_only is for", "--append-only is for"),
     (r"plan with allow_missing=True", "add --allow-missing"),
     (r"plan the last whole one \(arc\.checkpoints[^ ]*latest\)", "name another --checkpoint"),
     (r"arc\.checkpoints\.of\(.*?\), or --run", "--run"),

@@ -118,16 +118,17 @@ def repair(target: Target) -> Iterator[Output]:
     MAINTAIN,
     opt.argument("role", type=click.Choice(["reader", "writer", "pruner"])),
     opt.argument("url"),
+    opt.option("--append-only", "Deny a writer to replace or delete any object, whatever else it is allowed."),
     looks_back=False,
 )
-def policy(target: Target, role: str) -> Output:
+def policy(target: Target, role: str, append_only: bool) -> Output:
     """Print the IAM policy that ROLE needs on S3.
 
     URL is s3://bucket/prefix, of one archive or of all below it. The command connects to nothing.
     """
     from archive.store import policy as policy_of
 
-    document = policy_of(role, target.url)
+    document = policy_of(role, target.url, append_only=append_only)
     return Output(document, plaintext.as_json(document, indent=1))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from archive import tables
 from archive.base import (
+    AlreadyExistsError,
     ArchiveError,
     CorruptStateError,
     ExpiredError,
@@ -46,7 +47,7 @@ from archive.jobs.records import (
 )
 from archive.log import Commit, FileRef, commits, tablefiles
 from archive.shard import checksum
-from archive.store import Storage, smallfiles
+from archive.store import Storage, smallfiles, under_fresh_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -317,8 +318,8 @@ class Job:
         batch = np.repeat(np.arange(len(plan.starts) - 1), np.diff(plan.starts))
         column = "number" if plan.items.type == "int64" else "name"
         data = tables.dumps(tables.from_columns("batches", {"batch": batch, column: plan.items}))
-        key = layout.job_key(self.name, f"plan-{secrets.token_hex(4)}.parquet")
-        self._storage.put(key, data)
+        name = lambda: layout.job_key(self.name, f"plan-{secrets.token_hex(4)}.parquet")  # noqa: E731
+        key, _ = under_fresh_name(name, lambda key: self._storage.put_fresh(key, data))
         record = JobRound(
             job=self.name,
             number=number,
@@ -438,7 +439,8 @@ class Folds:
         """Record the commit of a fold, and the episodes in it that failed."""
         if failed.num_rows:
             key = layout.job_key(self._job.name, f"failed-{number:06d}.parquet")
-            self._job._storage.put(key, tables.dumps(failed))
+            with suppress(AlreadyExistsError):  # another driver noted the same
+                self._job._storage.create_once(key, tables.dumps(failed))
         self._job._create(f"made-{number:06d}.json", made)
         self._made.add(number)
 

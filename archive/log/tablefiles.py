@@ -10,7 +10,7 @@ from archive import tables
 from archive.base import ByteRange, CorruptManifestError, MissingObjectError, layout
 from archive.log.records import FileRef, StoredFile
 from archive.shard import Placed, checksum
-from archive.store import Storage
+from archive.store import Storage, under_fresh_name
 from archive.tables import CHUNK_FILE
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ _LONG = 4  # this many neighbours that may become one are joined even where the 
 def write(storage: Storage, session: str, kind: str, table: pa.Table) -> FileRef:
     """Write a table as a new file; its FileRef."""
     data = tables.dumps(table)
-    key = layout.manifest_key(uuid.uuid4().hex[:8], session, kind)
-    storage.put(key, data)
+    name = lambda: layout.manifest_key(uuid.uuid4().hex[:8], session, kind)  # noqa: E731
+    key, _ = under_fresh_name(name, lambda key: storage.put_fresh(key, data))
     least, most = _bounds(table, "commit")
     return FileRef(
         key,

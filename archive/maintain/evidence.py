@@ -320,7 +320,7 @@ def _replace(storage: Storage, number: int) -> Repaired:
             f"{storage.full_url(key)} is larger than any commit, so it is not moved aside: move it away yourself; "
             f"without it the archive opens as of commit {number - 1}"
         )
-    storage.put(kept_as, data)  # a name of its own; unlike a create, it can be sent again where the answer is lost
+    storage.put_fresh(kept_as, data)
     made = commits.completed(parent.after("repair", damaged=kept_as), parent, archive_id, f"repair/{kept_as}")
     storage.put(key, commits.dumps(made))
     return Repaired(number, kept_as)

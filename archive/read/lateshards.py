@@ -31,7 +31,7 @@ from archive.index import Snapshot
 from archive.log import tablefiles
 from archive.read.spans import Spans
 from archive.shard import SHARD_BYTES, ShardWriter
-from archive.store import Storage
+from archive.store import Storage, under_fresh_name
 from archive.tables import STREAM
 
 if TYPE_CHECKING:
@@ -182,12 +182,16 @@ def write(storage: Storage, session: str, archive_layout: str, made: Iterable[La
     late: list[pa.Table] = []
     chunks: list[pa.Table] = []
 
+    def fresh() -> str:
+        return layout.shard_key(uuid.uuid4().hex[:8], session, 0, archive_layout)
+
     def write_shard(kind: str) -> None:
         some = held.pop(kind)
         arrays = {name: np.concatenate([one.arrays[name] for one in some]) for name in some[0].arrays}
         rows = tables.concat("late", [one.rows for one in some])
-        key = layout.shard_key(uuid.uuid4().hex[:8], session, 0, archive_layout)
-        chunks.append(tablefiles.chunk_rows(key, shards.write(key, shards.encode(kind, arrays))))
+        members = shards.encode(kind, arrays)
+        key, placed = under_fresh_name(fresh, lambda key: shards.write(key, members))
+        chunks.append(tablefiles.chunk_rows(key, placed))
         length = numbers(rows["length"])
         late.append(
             tables.from_columns(

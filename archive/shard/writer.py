@@ -84,13 +84,13 @@ class ShardWriter:
             )
 
     def write(self, key: str, members: Sequence[Member]) -> list[Placed]:
-        """Write one encoded shard; the offsets of its members."""
+        """Write one encoded shard; the offsets of its members. AlreadyExistsError if there is one of that name."""
         if self.archive_layout == "packed":
             buffers, placed = packing.pack(members)
-            self.storage.put(key, buffers)
+            self.storage.put_fresh(key, buffers)
         else:
             objects, placed = packing.loose(members)
-            self.storage.put_many((f"{key}/{name}", data) for name, data in objects)
+            self.storage.put_fresh_many((f"{key}/{name}", data) for name, data in objects)
         return placed
 
     def close(self) -> None:

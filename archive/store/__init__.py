@@ -13,7 +13,7 @@ from archive.store.prices import GB, PRICES, Prices, prices_of
 from archive.store.reads import Filling
 from archive.store.root import local_path
 from archive.store.smallfiles import file_exists, read_file, write_file
-from archive.store.storage import Storage
+from archive.store.storage import Storage, under_fresh_name
 
 __all__ = [
     "GB",
@@ -35,5 +35,6 @@ __all__ = [
     "read_file",
     "smallfiles",
     "split_key",
+    "under_fresh_name",
     "write_file",
 ]

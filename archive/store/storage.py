@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import islice
+from typing import TypeVar
 
 from archive.base import (
     AccessDeniedError,
@@ -30,15 +31,18 @@ from archive.base import (
     tasks,
 )
 from archive.store.counts import count
-from archive.store.drivers import PAGE, Buffer, Listed, ObjectInfo
+from archive.store.drivers import PAGE, Buffer, Cause, Listed, ObjectInfo, judge
 from archive.store.reads import ObjectReader
 from archive.store.root import check_key, check_listed
+
+T = TypeVar("T")
 
 Data = Buffer | Sequence[Buffer]
 Errors = dict[str, StorageError]
 
 LOOK_BYTES = 256 * 1024  # read of an object that may be another writer's
 LOOK_AGAIN_S = 0.05
+_NAMES_AT_MOST = 8  # of random ones: if all are taken, it is no chance
 _LOOKS_AT_ONCE = 4  # beside what else is under way
 _BATCHES_AT_ONCE = 4  # of a thousand each: stores take a few thousand deletes a second below one prefix
 
@@ -74,6 +78,34 @@ class Storage(ObjectReader):
     def put_many(self, items: Iterable[tuple[str, Data]]) -> None:
         """Make objects, several at once, taking `items` on the way. After an error nothing more is written."""
         self._settle(tasks(lambda item, cancelled: self._put(*item, cancelled), items), max_ahead=self.concurrency)
+
+    def put_fresh(self, key: str, data: Data) -> None:
+        """Make an object under a name that nobody else gives, but for chance, whole or not at all, as `put` does.
+
+        AlreadyExistsError if one of that name was there and the store tells so by the same request.
+        """
+        self._put_fresh(key, data, None)
+
+    def _put_fresh(self, key: str, data: Data, cancelled: threading.Event | None) -> None:
+        check_key(key)
+        driver, parts, landed = self.driver, _as_parts(data), False
+
+        def attempt(timeout_s: float) -> None:
+            nonlocal landed
+            count(self.stats, self.root.protocol, bytes_out=sum(map(len, parts)))
+            try:
+                driver.put_fresh(key, parts, timeout_s)
+            except Exception as error:
+                failure = judge(error)
+                if not (landed and failure.kind is Cause.EXISTS):  # an earlier try has made it, whose answer was lost
+                    landed = landed or failure.landed
+                    raise
+
+        self.request("put", key, attempt, cancelled)
+
+    def put_fresh_many(self, items: Iterable[tuple[str, Data]]) -> None:
+        """Make objects as `put_fresh` does, several at once; after an error nothing more is written."""
+        self._settle(tasks(lambda item, cancelled: self._put_fresh(*item, cancelled), items), self.concurrency)
 
     def create(self, key: str, data: Data) -> None:
         """Make an object only if there is none of that name; two callers never both succeed.
@@ -125,6 +157,10 @@ class Storage(ObjectReader):
                 text = f"create {self.full_url(key)}: no answer whether it is there ({cause}); repeat the same call"
                 raise (unclear or AmbiguousWriteError(text)) from cause
             wait.pause()
+
+    def create_all(self, items: Iterable[tuple[str, Data]]) -> None:
+        """Make objects as `create_once` does, several at once; after an error nothing more is written."""
+        self._settle(tasks(lambda item, cancelled: self.create_once(*item), items), self.concurrency)
 
     def _holds(self, key: str, data: bytes) -> bool:
         """True if these are an object's bytes; of a large one that differs, only the first bytes are read."""
@@ -332,6 +368,16 @@ class Storage(ObjectReader):
 
         found = self.request("list", folder, attempt, cancelled)
         return sorted(check_listed(name, self.full_url(folder)) for name in found)
+
+
+def under_fresh_name(name: Callable[[], str], put: Callable[[str], T]) -> tuple[str, T]:
+    """Call `put` with a name, and with another one where an object has that already; the name, and the answer."""
+    for _ in range(_NAMES_AT_MOST):
+        key = name()
+        with contextlib.suppress(AlreadyExistsError):
+            return key, put(key)
+    key = name()
+    return key, put(key)
 
 
 def _as_parts(data: Data) -> list[Buffer]:

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from archive.base import UsageError
 from archive.store import around
-from archive.store.drivers import Buffer, DelegatingDriver, Driver
+from archive.store.drivers import Buffer, DelegatingDriver, Driver, Write
 from archive.testing.roots import is_within, url_of
 from archive.testing.tracing import check_verb
 
@@ -122,14 +122,18 @@ class FaultyDriver(DelegatingDriver):
         take(self.get(key, start, stop, timeout_s))
 
     def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
-        strikes = self._injection.strikes("put", key)
-        kept = [_changed(b"".join(parts), self._injection)] if strikes else parts
-        self._sent(strikes, lambda: self._inner.put(key, kept, timeout_s), timeout_s)
+        self._write("put", self._inner.put, key, parts, timeout_s)
+
+    def put_fresh(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        self._write("put", self._inner.put_fresh, key, parts, timeout_s)
 
     def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
-        strikes = self._injection.strikes("create", key)
+        self._write("create", self._inner.create, key, parts, timeout_s)
+
+    def _write(self, verb: str, send: Write, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        strikes = self._injection.strikes(verb, key)
         kept = [_changed(b"".join(parts), self._injection)] if strikes else parts
-        self._sent(strikes, lambda: self._inner.create(key, kept, timeout_s), timeout_s)
+        self._sent(strikes, lambda: send(key, kept, timeout_s), timeout_s)
 
     def _ask(self, verb: str, key: str, call: Callable[[Driver], T], timeout_s: float) -> T:
         return self._sent(self._injection.strikes(verb, key), lambda: call(self._inner), timeout_s)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from archive.base import UsageError
 from archive.store import VERBS, around
-from archive.store.drivers import Buffer, DelegatingDriver, Driver
+from archive.store.drivers import Buffer, DelegatingDriver, Driver, Write
 from archive.testing.roots import is_within, url_of
 
 if TYPE_CHECKING:
@@ -149,14 +149,18 @@ class TracedDriver(DelegatingDriver):
             self._inner.stream(key, start, stop, counted, timeout_s)
 
     def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
-        with self._noted("put", key) as (row,):
-            row.bytes_out = sum(map(len, parts))
-            self._inner.put(key, parts, timeout_s)
+        self._write("put", self._inner.put, key, parts, timeout_s)
+
+    def put_fresh(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        self._write("put", self._inner.put_fresh, key, parts, timeout_s)
 
     def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
-        with self._noted("create", key) as (row,):
+        self._write("create", self._inner.create, key, parts, timeout_s)
+
+    def _write(self, verb: str, send: Write, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        with self._noted(verb, key) as (row,):
             row.bytes_out = sum(map(len, parts))
-            self._inner.create(key, parts, timeout_s)
+            send(key, parts, timeout_s)
 
     def list(self, prefix: str, timeout_s: float) -> tuple[list[str], int]:
         with self._noted("list", prefix):

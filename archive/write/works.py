@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import uuid
@@ -17,6 +18,8 @@ from archive.write.blocks import Block, Slab, assemble
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_NONCE_STEP = 0x9E3779B1  # odd, so that no name of a shard comes twice before all have; neighbours lie far apart
 
 Describe = Callable[[Slab, str], "pa.Table"]  # the segments of a slab that goes to the object of this name
 Tables = Mapping[str, "pa.Table | None"]  # rows by table: segments, ledger
@@ -247,9 +250,11 @@ class ShardObjects:
         self._writer = writer
         self._session = session
         self._rank = rank
+        self._nonces = itertools.count(uuid.uuid4().int, _NONCE_STEP)
 
     def key(self, number: int) -> str:
-        return layout.shard_key(uuid.uuid4().hex[:8], self._session, self._rank, self._writer.archive_layout)
+        nonce = f"{next(self._nonces) % 2**32:08x}"
+        return layout.shard_key(nonce, self._session, self._rank, self._writer.archive_layout)
 
     def complete(self, upload: Upload, seal: Seal | None) -> None:
         rows, slab, key = upload.rows, upload.slab, upload.key

@@ -19,11 +19,13 @@ from click.testing import CliRunner
 import archive
 import resharding
 from archive import cli
-from archive.base.errors import AccessDeniedError, UsageError
+from archive.base.errors import AccessDeniedError, AlreadyExistsError, UsageError
 from archive.store import Storage
+from archive.store.drivers import s3, s3transport
 from archive.store.policies import policy
 from archive.testing import small_archive, steps
 from tests.support import servers
+from tests.support.iam import rights
 from tests.support.proxy import FaultProxy
 from tests.support.roles import BELOW, ROLES, ROLES_BUCKET, users_of_moto
 from tests.support.sampling import few_of
@@ -79,7 +81,6 @@ def roles_of_moto(moto_endpoint: str) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def roles_of_seaweedfs(seaweedfs_endpoint: str) -> dict[str, dict[str, Any]]:
-    servers.make_bucket(seaweedfs_endpoint, ROLES_BUCKET)
     return {role: servers.user_options(seaweedfs_endpoint, role) for role in ROLES}
 
 
@@ -133,6 +134,18 @@ def leave(world: World, role: str, transport: str) -> str:
     left = re.sub(r"shards/[0-9a-f]{8}", "shards/deadbeef", left)
     arc.storage.put(left, b"of a commit that was never made")
     return left
+
+
+def break_off(world: World, proxy: FaultProxy, transport: str) -> None:
+    """Begin an upload in parts whose name is taken by its end: the parts are removed."""
+    arc = world.open("writer", transport)
+    proxy.add("status", method="POST", conditional=True, status=412, code="PreconditionFailed")
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (s3, s3transport):
+            patch.setattr(module, "LARGEST_PUT_BYTES", 0)
+        patch.setattr(s3, "_PART_BYTES", 4)
+        with pytest.raises(AlreadyExistsError):
+            arc.storage.create("states/large", bytes(8))
 
 
 def prune(world: World, role: str, transport: str) -> Any:
@@ -192,19 +205,6 @@ def test_nobody_gets_at_what_lies_beside(world: World, transport: str) -> None:
 
 # -- what is asked for is what is permitted ----------------------------------------------------------------------------
 
-ACTIONS = {"GET": "s3:GetObject", "HEAD": "s3:GetObject", "PUT": "s3:PutObject", "DELETE": "s3:DeleteObject"}
-
-
-def action_of(method: str, path: str) -> str:
-    """The right that a request takes, as S3 documents it."""
-    _, _, query = path.partition("?")
-    names = {part.partition("=")[0] for part in query.split("&")}
-    if method == "GET" and "versioning" in names:
-        return "s3:GetBucketVersioning"
-    if method == "GET" and names & {"list-type", "prefix"}:
-        return "s3:ListBucket"
-    return "s3:DeleteObject" if "delete" in names else ACTIONS[method]
-
 
 @each
 def test_requests_take_just_the_rights_of_their_role(moto_endpoint: str, transport: str) -> None:
@@ -216,14 +216,17 @@ def test_requests_take_just_the_rights_of_their_role(moto_endpoint: str, transpo
         world = World(moto_endpoint, f"s3://{bucket}/runs/42", dict.fromkeys(ROLES, options))
         small_archive(world.url, 2, checkpoints=True, storage_options=options)
         uses: dict[str, Callable[[], Any]] = {
-            "reader": lambda: read(world, "reader", transport), "writer": lambda: write(world, "writer", transport),
+            "reader": lambda: read(world, "reader", transport),
+            "writer": lambda: (write(world, "writer", transport), break_off(world, proxy, transport)),
             "pruner": lambda: (leave(world, "pruner", transport), prune(world, "pruner", transport)),
         }  # fmt: skip
         asked: set[str] = set()
         for role, call in uses.items():
             first = len(proxy.log)
             call()
-            asked |= {action_of(one.method, one.path) for one in proxy.log[first:]}
+            asked |= {
+                right.action for one in proxy.log[first:] for right in rights(one.method, one.path, {}, one.deletes)
+            }
             permitted = {
                 action
                 for statement in policy(role, world.url)["Statement"]
@@ -254,4 +257,9 @@ def test_other_roles_and_stores_are_refused(role: str, url: str) -> None:
 def test_the_command_prints_it() -> None:
     done = CliRunner().invoke(cli.main, ["policy", "writer", "s3://bucket/runs"])
     assert json.loads(done.stdout) == policy("writer", "s3://bucket/runs")
+    only = CliRunner().invoke(cli.main, ["policy", "writer", "s3://bucket/runs", "--append-only"])
+    assert json.loads(only.stdout) == policy("writer", "s3://bucket/runs", append_only=True)
+    refused = CliRunner().invoke(cli.main, ["policy", "pruner", "s3://bucket/runs", "--append-only"])
+    assert refused.exit_code == 2
+    assert "--append-only is for a writer: a pruner deletes" in refused.output
     assert CliRunner().invoke(cli.main, ["policy", "writer", "/tmp/x"]).exit_code == 2

@@ -13,7 +13,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Self
@@ -24,6 +24,7 @@ from yarl import URL
 
 from archive.testing.s3roots import KEY, REGION, SECRET
 from tests.support import servers
+from tests.support.iam import Policy, permits
 
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "upgrade", "expect", "proxy-authorization"}
 _NOT_ADDED = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
@@ -85,7 +86,8 @@ class Fault:
 @dataclass
 class Seen:
     """One request that came, who signed it (an access key), the body bytes in and out, when it came (by
-    `time.monotonic`), and the status that the server answered, 0 if it was not asked."""
+    `time.monotonic`), the status that the server answered, 0 if it was not asked, whether it was to happen only if
+    nothing is there, what it copies, and the body of one that deletes many."""
 
     method: str
     path: str
@@ -96,6 +98,9 @@ class Seen:
     bytes_out: int = 0
     status: int = 0
     at_s: float = field(default_factory=time.monotonic)
+    conditional: bool = False
+    copies: str = ""
+    deletes: bytes = b""
 
     def same_as(self, other: Seen) -> bool:
         """Whether it asks for the same: one may be a further try of the other."""
@@ -110,6 +115,8 @@ class FaultProxy:
     faults: list[Fault] = field(default_factory=list)
     log: list[Seen] = field(default_factory=list)
     endpoint: str = ""
+    policies: Sequence[Policy] = ()  # what is asked for, and these do not allow, is refused, once there are any
+    refused: list[str] = field(default_factory=list)
 
     def __enter__(self) -> Self:
         begun: Future[None] = Future()
@@ -160,10 +167,16 @@ class FaultProxy:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         fault = next((one for one in self.faults if one.takes(request)), Fault("pass"))
-        seen = Seen(request.method, request.raw_path, request.headers.get("Range"), fault.action, _signer(request))
+        headers = request.headers
+        seen = Seen(request.method, request.raw_path, headers.get("Range"), fault.action, _signer(request))
+        seen.conditional, seen.copies = "If-None-Match" in headers, headers.get("x-amz-copy-source", "")
         self.log.append(seen)
         body = await request.read()
         seen.bytes_in = len(body)
+        seen.deletes = body if "delete" in request.query else b""
+        if self.policies and not permits(self.policies, request.method, request.raw_path, headers, body):
+            self.refused.append(f"{request.method} {request.raw_path}")
+            return web.Response(status=403, text=_ERROR.format("AccessDenied"), content_type="application/xml")
         if fault.action == "status":
             return web.Response(status=fault.status, text=_ERROR.format(fault.code), content_type="application/xml")
         if fault.action == "reset":

@@ -11,7 +11,8 @@ from tests.support import servers
 ROLES = tuple(OBJECT_ACTIONS)
 ROLES_BUCKET = "policies"
 BELOW = f"s3://{ROLES_BUCKET}/runs"
-POLICIES = {role: policy(role, BELOW) for role in ROLES}
+APPENDER = "appender"  # a writer that only adds; known to SeaweedFS
+POLICIES = {role: policy(role, BELOW) for role in ROLES} | {APPENDER: policy("writer", BELOW, append_only=True)}
 
 
 def users_of_moto(endpoint: str) -> dict[str, dict[str, Any]]:

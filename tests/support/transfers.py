@@ -61,20 +61,27 @@ def holds(arc: archive.Archive, numbers: Any) -> bool:
 
 @contextmanager
 def failing_put(monkeypatch: pytest.MonkeyPatch, at: int, part: str = "shards/") -> Iterator[list[str]]:
-    """The store refuses put number `at` (from 0) of the keys with `part` in them; which keys were put."""
-    put, done, lock = Storage.put, [], threading.Lock()
+    """The store refuses put number `at` (from 0) of the keys with `part` in them; which keys were put. Of a shard that
+    is a directory the last object counts."""
+    done, lock = list[str](), threading.Lock()
 
-    def broken(self: Storage, key: str, data: Any) -> None:
-        if part in key:
-            with lock:
-                done.append(key)
-                count = len(done)
-            if count > at >= 0:
-                raise OSError("the store is gone")
-        put(self, key, data)
+    def breaking(verb: str) -> Callable[..., None]:
+        send = getattr(Storage, verb)
+
+        def broken(self: Storage, key: str, data: Any, **how: Any) -> None:
+            if part in key and (".zarr/" not in key or key.endswith(".zarr/zarr.json")):
+                with lock:
+                    done.append(key)
+                    count = len(done)
+                if count > at >= 0:
+                    raise OSError("the store is gone")
+            send(self, key, data, **how)
+
+        return broken
 
     with monkeypatch.context() as patch:
-        patch.setattr(Storage, "put", broken)
+        for verb in ("put", "put_fresh", "create_once"):
+            patch.setattr(Storage, verb, breaking(verb))
         yield done
 
 

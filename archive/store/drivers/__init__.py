@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from archive.store.drivers.driver import PAGE, Buffer, Driver, Listed, Location, ObjectInfo
+from archive.store.drivers.driver import PAGE, Buffer, Driver, Listed, Location, ObjectInfo, Write
 from archive.store.drivers.failures import Cause, chain_of, judge, unreached
 from archive.store.drivers.registry import open_driver, register, similar_protocols
 from archive.store.drivers.s3transport import OWN_OPTIONS
@@ -19,6 +19,7 @@ __all__ = [
     "Location",
     "ObjectInfo",
     "SingleWriterDriver",
+    "Write",
     "chain_of",
     "judge",
     "open_driver",

@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 Buffer = bytes | bytearray | memoryview
+Write = Callable[[str, Sequence[Buffer], float], None]  # the form of each verb that makes an object
 PAGE = 1000  # names in an answer to LIST, and keys in a request that deletes many
 
 
@@ -84,6 +85,11 @@ class Driver(ABC):
     @abstractmethod
     def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         """Make or replace an object of these bytes. Atomic: a reader sees the old one or the new one, whole."""
+
+    def put_fresh(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        """Make an object under a fresh name, by as many requests as `put`. FileExistsError if there is one of that name
+        and the store tells so by the same request; else it is replaced."""
+        self.put(key, parts, timeout_s)
 
     @abstractmethod
     def head(self, key: str, timeout_s: float) -> ObjectInfo:

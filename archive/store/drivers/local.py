@@ -322,6 +322,9 @@ class LocalDriver(Driver):
         self._entries.sync(folder)
         discard(temporary)
 
+    def put_fresh(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        self.create(key, parts, timeout_s)
+
     def head(self, key: str, timeout_s: float) -> ObjectInfo:
         path = self._path(key)
         try:

@@ -13,12 +13,11 @@ from typing import Any, TypeVar
 
 from archive.base import StorageError, thread_pool
 from archive.store.drivers.driver import PAGE, Buffer, Listed, Location, ObjectInfo
-from archive.store.drivers.plain import StreamingDriver, answer_of, complete, join
+from archive.store.drivers.plain import LARGEST_PUT_BYTES, StreamingDriver, answer_of, complete, join
 
 T = TypeVar("T")
 
 _MAX_TIMEOUT_S = 30.0  # obstore's own default
-_LARGEST_PUT_BYTES = 4 * 1024**3  # the stores take 5 GB at once, and parts are put by threads of Rust's
 _PIECE_BYTES = 64 * 1024  # are handed over as they come; larger ones would be new memory each time
 _used_by: list[int] = []  # the process whose threads obstore has
 
@@ -60,7 +59,7 @@ class ObstoreDriver(StreamingDriver):
 
     def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         data = join(parts)
-        in_parts = len(data) > _LARGEST_PUT_BYTES
+        in_parts = len(data) > LARGEST_PUT_BYTES
         self._ask(self._path(key), lambda store, path: store.put(path, data, use_multipart=in_parts), timeout_s)
 
     def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:

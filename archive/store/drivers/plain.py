@@ -25,6 +25,7 @@ from archive.store.drivers.failures import Cause, judge, unexplained
 
 T = TypeVar("T")
 
+LARGEST_PUT_BYTES = 4 * 1024**3  # stores take 5 GB at once; parts are put by threads of the client's
 RENEW_LEAST_S = 1.0  # between two looks at the source of credentials
 _GIVEN = ("key", "secret", "username", "password", "anon", "skip_signature")
 _GIVEN_ENDINGS = ("access_key_id", "secret_access_key")
@@ -161,6 +162,9 @@ class BucketDriver(FsspecDriver):
     def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         self._call("pipe_file", self._path(key), join(parts), mode="create", timeout_s=timeout_s)
 
+    def put_fresh(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        self.create(key, parts, timeout_s)
+
 
 class StreamingDriver(BucketDriver):
     """Objects of a bucket, whose bytes are handed over as they come."""
@@ -196,6 +200,9 @@ class MemoryDriver(FsspecDriver):
 
     def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         with _lock: self._look_and_put(key, parts, timeout_s)  # fmt: skip  # noqa: E701 (see IOStats.add)
+
+    def put_fresh(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        self.create(key, parts, timeout_s)
 
     def _look_and_put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         try:

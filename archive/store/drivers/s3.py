@@ -12,9 +12,10 @@ from typing import Any
 
 from archive.store.drivers.driver import PAGE, Buffer, Listed, Location, ObjectInfo
 from archive.store.drivers.failures import BrokenAnswerError
-from archive.store.drivers.plain import BucketDriver, StreamingDriver, complete
+from archive.store.drivers.plain import LARGEST_PUT_BYTES, BucketDriver, StreamingDriver, complete, join
 
 _SECOND = timedelta(microseconds=999_999)  # what a Date leaves out, at most
+_PART_BYTES = 50 * 1024**2  # of an object that is too large for one PUT
 _PIECE_BYTES = 1024 * 1024  # at most: what the connection has, which is less, is then not cut up once more
 
 
@@ -80,6 +81,12 @@ class S3Driver(StreamingDriver):
                 pass
         finally:
             body.close()
+
+    def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        """One PUT where the store takes that: some pass over the condition as an upload in parts is completed."""
+        data = join(parts)
+        chunk = LARGEST_PUT_BYTES if len(data) <= LARGEST_PUT_BYTES else _PART_BYTES
+        self._call("pipe_file", self._path(key), data, mode="create", chunksize=chunk, timeout_s=timeout_s)
 
     def locate(self, key: str) -> str:
         return self._path(key)

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from archive.base import cached_property, in_child
-from archive.store.drivers.driver import Driver, Location
+from archive.store.drivers.driver import Buffer, Driver, Location
 from archive.store.drivers.failures import in_place_of, wrong_region
 from archive.store.drivers.obstore import ObstoreDriver
-from archive.store.drivers.plain import Renewal, given_for_good
+from archive.store.drivers.plain import LARGEST_PUT_BYTES, Renewal, given_for_good
 from archive.store.drivers.wrappers import DelegatingDriver
 
 Credentials = dict[str, Any]
@@ -327,6 +327,12 @@ class S3Transport(DelegatingDriver):
 
     def versioned(self, timeout_s: float) -> bool:
         return self._s3fs().versioned(timeout_s)
+
+    def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        if sum(map(len, parts)) > LARGEST_PUT_BYTES:
+            self._s3fs().create(key, parts, timeout_s)
+        else:
+            super().create(key, parts, timeout_s)
 
     def now(self, folder: str, timeout_s: float) -> datetime | None:
         return self._s3fs().now(folder, timeout_s)

@@ -51,6 +51,9 @@ class DelegatingDriver(Driver):
     def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         self._ask("put", key, lambda driver: driver.put(key, parts, timeout_s), timeout_s)
 
+    def put_fresh(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        self._ask("put", key, lambda driver: driver.put_fresh(key, parts, timeout_s), timeout_s)
+
     def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         self._ask("create", key, lambda driver: driver.create(key, parts, timeout_s), timeout_s)
 
@@ -123,6 +126,10 @@ class SingleWriterDriver(DelegatingDriver):
                 self._create_or_put(key, parts, timeout_s)
             else:
                 raise FileExistsError(key)
+
+    def put_fresh(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        """Put without a condition, which the store may not know."""
+        self._inner.put(key, parts, timeout_s)
 
     def _create_or_put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         try:
