@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from archive.base import MissingObjectError, NotFoundError, UsageError, one_line
+from archive.base import MissingObjectError, NotFoundError, UsageError, layout, one_line
 from archive.fields import Schema
 from archive.index import Annotations, EpisodeIndex, Snapshot
 from archive.log import (
@@ -16,12 +15,11 @@ from archive.log import (
     Commit,
     CommitLog,
     Commits,
-    check_exclusive,
     commits,
     place,
 )
 from archive.observe import operation
-from archive.store import IOStats, Storage
+from archive.store import IOStats, Storage, prove
 from archive.tables import distinct
 
 # imported where they are used: who lists shards waits for no reader, who reads for no writer
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
     from archive.view import Viewer
     from archive.writer import Writer
 
-_checked: set[tuple[int, str]] = set()  # (pid, archive id) of stores known to be exclusive
-
 
 class Archive:
     """Trajectories under one root, as of one commit: `refresh()` goes to the newest,
@@ -54,6 +50,7 @@ class Archive:
         self, storage: Storage, about: About, raw: bytes, head: Commit, *, pinned: bool, single_writer: bool
     ) -> None:
         self.storage = storage
+        storage.known = layout.ARCHIVE_KEY, raw
         self.pinned = pinned
         self.index = EpisodeIndex(Snapshot(storage, head, Annotations(storage, head, read_only=pinned)))
         self._about = about
@@ -169,9 +166,7 @@ class Archive:
         """Check for the right to write here, by creating an object that is there already: one request. UsageError in an
         archive that was opened at a commit, AccessDeniedError without the right."""
         self._log()
-        check_exclusive(self.storage, self._raw, single_writer=self._single_writer)
-        if not self._single_writer:  # which proves nothing for later writers
-            _checked.add((os.getpid(), self.id))
+        prove(self.storage, again=True)
 
     def view(
         self, *, port: int = 0, read_only: bool = False, labels: Any = (), by: str | None = None, tokenizer: Any = None
@@ -225,8 +220,7 @@ class Archive:
 
                 forgetting.check_writer(log.head, who.run, keep, forget)
                 forgets = forgetting.after_checkpoint(self.storage, self.id, who, forget)
-            if (os.getpid(), self.id) not in _checked:
-                self.check_writable()
+            prove(self.storage)
             made = Writer(
                 self.storage, log, who, schema or Schema(), self.layout, compression, self._committed, start, keep,
                 chunk_bytes, forgets, journal_s, partial(take_over, log, who, start),

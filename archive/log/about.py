@@ -15,7 +15,7 @@ from archive.base import (
     layout,
 )
 from archive.log.records import About
-from archive.store import Storage, smallfiles
+from archive.store import Storage, create_known, smallfiles
 
 
 def find(storage: Storage) -> tuple[About, bytes] | None:
@@ -53,9 +53,10 @@ def is_there(storage: Storage) -> bool:
 
 
 def create(storage: Storage, raw: bytes) -> bool:
-    """Write archive.json; True if these bytes are there now, whoever wrote them."""
+    """Write archive.json; True if these bytes are there now, whoever wrote them. NotExclusiveError, and nothing is
+    left, if the store replaces objects that are to be created."""
     try:
-        storage.create_once(layout.ARCHIVE_KEY, raw)
+        create_known(storage, layout.ARCHIVE_KEY, raw)
     except AlreadyExistsError:
         return False
     return True

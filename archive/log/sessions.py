@@ -16,7 +16,6 @@ from archive import tables
 from archive.base import (
     AlreadyExistsError,
     CorruptStateError,
-    NotExclusiveError,
     SessionInUseError,
     SupersededError,
     UsageError,
@@ -341,13 +340,3 @@ def claim_keys(storage: Storage) -> list[str]:
     """The keys of the claims of all writers there ever were."""
     folders = [f"sessions/{name.rstrip('/')}" for name in storage.list("sessions") if name.endswith("/")]
     return [f"{folder}/{name}" for folder in folders for name in storage.list(folder) if _CLAIM.fullmatch(name)]
-
-
-def check_exclusive(storage: Storage, archive_json: bytes, *, single_writer: bool) -> None:
-    """Raise unless the store can refuse to overwrite an object, by trying to create one that is there."""
-    if single_writer or storage.refuses_again(layout.ARCHIVE_KEY, archive_json):
-        return
-    raise NotExclusiveError(
-        f"the store at {storage.url} let an existing object be created again, so two writers would overwrite each "
-        "other's commits; use another store, or open with single_writer=True if there is only one writer"
-    )

@@ -10,10 +10,12 @@ from archive.store.counts import VERBS, IOStats
 from archive.store.drivers import Buffer
 from archive.store.policies import policy
 from archive.store.prices import GB, PRICES, Prices, prices_of
+from archive.store.proof import create_known, prove
 from archive.store.reads import Filling
 from archive.store.root import local_path
 from archive.store.smallfiles import file_exists, read_file, write_file
-from archive.store.storage import Storage, under_fresh_name
+from archive.store.storage import Storage
+from archive.store.writes import under_fresh_name
 
 __all__ = [
     "GB",
@@ -27,11 +29,13 @@ __all__ = [
     "Storage",
     "around",
     "as_allowed",
+    "create_known",
     "file_exists",
     "join_key",
     "local_path",
     "policy",
     "prices_of",
+    "prove",
     "read_file",
     "smallfiles",
     "split_key",

@@ -50,6 +50,8 @@ class Connection:
         self.single_writer = single_writer
         self.stats = IOStats()
         self.allowed_bases: bool | tuple[str, ...] = ()  # other archives that may be read for this one
+        self.proven: set[tuple[int, str, bool]] = set()  # of this one; see `proof`
+        self.known: tuple[str, bytes] | None = None  # an object that is there: creates are proven by it
         self._patience = Patience()
         self._engine: Engine | None = None
 
@@ -84,7 +86,7 @@ class Connection:
 
     def __reduce__(self) -> tuple[Any, ...]:
         settings = (self.root, self.concurrency, self.deadline_s, self.single_writer)
-        return type(self), settings, {"allowed_bases": self.allowed_bases}
+        return type(self), settings, {"allowed_bases": self.allowed_bases, "known": self.known}
 
     def full_url(self, key: str) -> str:
         """The URL of `key`, for people."""

@@ -13,41 +13,28 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import islice
-from typing import TypeVar
 
 from archive.base import (
     AccessDeniedError,
-    AlreadyExistsError,
-    AmbiguousWriteError,
     CorruptChunkError,
     DeadlineError,
-    MissingObjectError,
-    NotExclusiveError,
     StorageError,
-    Task,
     UsageError,
-    Wait,
     in_order,
     tasks,
 )
 from archive.store.counts import count
-from archive.store.drivers import PAGE, Buffer, Cause, Listed, ObjectInfo, judge
-from archive.store.reads import ObjectReader
+from archive.store.drivers import PAGE, Listed, ObjectInfo
 from archive.store.root import check_key, check_listed
+from archive.store.writes import ObjectWriter
 
-T = TypeVar("T")
-
-Data = Buffer | Sequence[Buffer]
 Errors = dict[str, StorageError]
 
-LOOK_BYTES = 256 * 1024  # read of an object that may be another writer's
-LOOK_AGAIN_S = 0.05
-_NAMES_AT_MOST = 8  # of random ones: if all are taken, it is no chance
 _LOOKS_AT_ONCE = 4  # beside what else is under way
 _BATCHES_AT_ONCE = 4  # of a thousand each: stores take a few thousand deletes a second below one prefix
 
 
-class Storage(ObjectReader):
+class Storage(ObjectWriter):
     """Objects below one root, on any fsspec filesystem. Safe for several threads; pickles and survives fork."""
 
     def exclusive(self) -> bool:
@@ -60,122 +47,6 @@ class Storage(ObjectReader):
             raise UsageError(
                 f"{self.url} is in the memory of this process, which workers in others do not see; {instead}"
             )
-
-    def put(self, key: str, data: Data) -> None:
-        """Make an object, whole or not at all; one of that name is replaced."""
-        self._put(key, data, None)
-
-    def _put(self, key: str, data: Data, cancelled: threading.Event | None) -> None:
-        check_key(key)
-        driver, parts = self.driver, _as_parts(data)
-
-        def attempt(timeout_s: float) -> None:
-            count(self.stats, self.root.protocol, bytes_out=sum(map(len, parts)))
-            driver.put(key, parts, timeout_s)
-
-        self.request("put", key, attempt, cancelled)
-
-    def put_many(self, items: Iterable[tuple[str, Data]]) -> None:
-        """Make objects, several at once, taking `items` on the way. After an error nothing more is written."""
-        self._settle(tasks(lambda item, cancelled: self._put(*item, cancelled), items), max_ahead=self.concurrency)
-
-    def put_fresh(self, key: str, data: Data) -> None:
-        """Make an object under a name that nobody else gives, but for chance, whole or not at all, as `put` does.
-
-        AlreadyExistsError if one of that name was there and the store tells so by the same request.
-        """
-        self._put_fresh(key, data, None)
-
-    def _put_fresh(self, key: str, data: Data, cancelled: threading.Event | None) -> None:
-        check_key(key)
-        driver, parts, landed = self.driver, _as_parts(data), False
-
-        def attempt(timeout_s: float) -> None:
-            nonlocal landed
-            count(self.stats, self.root.protocol, bytes_out=sum(map(len, parts)))
-            try:
-                driver.put_fresh(key, parts, timeout_s)
-            except Exception as error:
-                failure = judge(error)
-                if not (landed and failure.kind is Cause.EXISTS):  # an earlier try has made it, whose answer was lost
-                    landed = landed or failure.landed
-                    raise
-
-        self.request("put", key, attempt, cancelled)
-
-    def put_fresh_many(self, items: Iterable[tuple[str, Data]]) -> None:
-        """Make objects as `put_fresh` does, several at once; after an error nothing more is written."""
-        self._settle(tasks(lambda item, cancelled: self._put_fresh(*item, cancelled), items), self.concurrency)
-
-    def create(self, key: str, data: Data) -> None:
-        """Make an object only if there is none of that name; two callers never both succeed.
-
-        AlreadyExistsError if there is one. AmbiguousWriteError if the answer was lost, so that it may be this one.
-        NotExclusiveError if the store has no such put (but see `single_writer`); nothing is written then.
-        """
-        check_key(key)
-        driver, parts = self.driver, _as_parts(data)
-        if not driver.can("create"):
-            raise NotExclusiveError(
-                f"create {self.full_url(key)}: no create-only put is known for {self.root.protocol!r}, so two writers "
-                "could overwrite each other; use a local folder, memory, s3, gs or az, or connect with "
-                "single_writer=True if nobody else writes here"
-            )
-
-        def attempt(timeout_s: float) -> None:
-            count(self.stats, self.root.protocol, bytes_out=sum(map(len, parts)), head=int(self.single_writer))
-            driver.create(key, parts, timeout_s)
-
-        self.request("create", key, attempt)
-
-    def create_once(self, key: str, data: Data, *, unclear: Exception | None = None, look: bool = True) -> None:
-        """Make an object as `create` does; if the answer is lost, find out.
-
-        No other writer makes the same bytes (they have a nonce, or their writer does not matter): if they are there,
-        this did it; if there are others, AlreadyExistsError; if there are none, they are sent again. Where the store
-        does not answer by the deadline, `unclear` is raised (by default AmbiguousWriteError). Without `look`, a first
-        answer that it is there is taken as it is: the caller finds its own by other means."""
-        wait = Wait(2 * self.deadline_s, LOOK_AGAIN_S)  # once for sending, once for looking
-        while True:
-            try:
-                return self.create(key, data)
-            except (AlreadyExistsError, AmbiguousWriteError) as e:
-                cause: StorageError | AlreadyExistsError = e
-                if isinstance(e, AlreadyExistsError) and not look:
-                    raise
-                look = True
-            try:
-                if self._holds(key, b"".join(_as_parts(data))):
-                    return None
-                raise AlreadyExistsError(f"create {self.full_url(key)}: another is there already") from cause
-            except MissingObjectError:
-                if isinstance(cause, AlreadyExistsError):  # it was there
-                    raise cause from None
-            except StorageError as e:
-                cause = e
-            if wait.over or isinstance(cause, DeadlineError):
-                text = f"create {self.full_url(key)}: no answer whether it is there ({cause}); repeat the same call"
-                raise (unclear or AmbiguousWriteError(text)) from cause
-            wait.pause()
-
-    def create_all(self, items: Iterable[tuple[str, Data]]) -> None:
-        """Make objects as `create_once` does, several at once; after an error nothing more is written."""
-        self._settle(tasks(lambda item, cancelled: self.create_once(*item), items), self.concurrency)
-
-    def _holds(self, key: str, data: bytes) -> bool:
-        """True if these are an object's bytes; of a large one that differs, only the first bytes are read."""
-        first = min(len(data) + 1, LOOK_BYTES)
-        return self.get_head(key, first) == data[:first] and (
-            len(data) < first or self.get_head(key, len(data) + 1) == data
-        )
-
-    def refuses_again(self, key: str, data: Data) -> bool:
-        """True if the store refuses to create an existing object, even with the bytes that it has."""
-        try:
-            self.create(key, data)
-        except (AlreadyExistsError, AmbiguousWriteError):
-            return True
-        return False
 
     def copies_from(self, source: Storage) -> bool:
         """True if objects of `source` are in the same store, which can copy them here by itself."""
@@ -350,11 +221,6 @@ class Storage(ObjectReader):
         found = in_order(self.engine().pool, tasks(error_of, keys), max_ahead=2 * self.concurrency, settle=True)
         return {key: error for key, error in zip(keys, found, strict=True) if error is not None}
 
-    def _settle(self, jobs: Iterable[Task[None]], max_ahead: int) -> None:
-        """Run jobs at once; return or raise once none of them runs any more."""
-        for _ in in_order(self.engine().pool, jobs, max_ahead=max_ahead, settle=True):
-            pass
-
     # last in the class: its name hides the builtin from the annotations below it
     def list(self, prefix: str, cancelled: threading.Event | None = None) -> list[str]:
         """Names directly below the folder `prefix` ("" for the root), sorted; folders end with "/". Never cached."""
@@ -368,30 +234,6 @@ class Storage(ObjectReader):
 
         found = self.request("list", folder, attempt, cancelled)
         return sorted(check_listed(name, self.full_url(folder)) for name in found)
-
-
-def under_fresh_name(name: Callable[[], str], put: Callable[[str], T]) -> tuple[str, T]:
-    """Call `put` with a name, and with another one where an object has that already; the name, and the answer."""
-    for _ in range(_NAMES_AT_MOST):
-        key = name()
-        with contextlib.suppress(AlreadyExistsError):
-            return key, put(key)
-    key = name()
-    return key, put(key)
-
-
-def _as_parts(data: Data) -> list[Buffer]:
-    """`data` as a list of flat byte buffers; anything with the buffer protocol will do."""
-    try:
-        return [_flat(memoryview(data))]  # type: ignore[arg-type]
-    except TypeError:
-        return [_flat(memoryview(part)) for part in data]  # type: ignore[arg-type]
-
-
-def _flat(view: memoryview) -> Buffer:
-    if isinstance(view.obj, bytes):  # itself, so that it is sent without a copy
-        return view.obj if view.nbytes == len(view.obj) else view
-    return view.cast("B") if view.c_contiguous and view.nbytes else view.tobytes()
 
 
 def _paced(keys: Iterable[str], per_second: float | None) -> Iterator[Sequence[str]]:

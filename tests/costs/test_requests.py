@@ -18,7 +18,6 @@ import pytest
 
 import archive
 import resharding
-from archive import facade
 from archive.checkpoint import assembly
 from archive.checkpoint import requests as asked
 from archive.costs import Workload
@@ -28,6 +27,7 @@ from archive.costs.requests import together
 from archive.read import Gather
 from archive.shard import SHARD_BYTES
 from archive.shard.indexed import HEAD_BYTES
+from archive.store import proof
 from archive.testing import Trace, trace
 from tests.support.ticks import NEVER_S
 
@@ -43,7 +43,7 @@ def _as_in_processes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
         def __contains__(self, key: object) -> bool:
             return False
 
-    monkeypatch.setattr(facade, "_checked", Nothing())
+    monkeypatch.setattr(proof, "_proven", Nothing())
     monkeypatch.setattr(assembly, "STEP_IN_S", 600.0)
 
 

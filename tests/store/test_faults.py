@@ -362,8 +362,8 @@ FATES = ("made", "theirs", "lost", "late", "no answer")
 @pytest.mark.parametrize("look_bytes", [8, 1000])
 def test_created_once_whatever_becomes_of_each_request(monkeypatch: pytest.MonkeyPatch, look_bytes: int) -> None:
     """Against a plain model: the bytes that arrive first stay, and who sent them, and nobody else, is told so."""
-    monkeypatch.setattr("archive.store.storage.LOOK_AGAIN_S", 0.0)
-    monkeypatch.setattr("archive.store.storage.LOOK_BYTES", look_bytes)
+    monkeypatch.setattr("archive.store.writes.LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr("archive.store.writes.LOOK_BYTES", look_bytes)
     for fates in itertools.product(FATES, (False, True), FATES, (False, True), FATES):
         road = Road.connect(f"memory://{uuid.uuid4().hex}", deadline_s=5.0)
         road.coming, road.under_way = iter(fates), []

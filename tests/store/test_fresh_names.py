@@ -12,8 +12,8 @@ from archive import tables
 from archive.base.errors import AlreadyExistsError
 from archive.log import tablefiles
 from archive.shard import ShardWriter
-from archive.store import Storage, under_fresh_name
-from archive.store.drivers import s3, s3transport
+from archive.store import Storage, under_fresh_name, writes
+from archive.store.drivers import s3
 from archive.testing import small_archive
 from archive.write.works import ShardObjects
 from tests.support.backends import Backend, Proxied
@@ -39,8 +39,8 @@ def test_a_lost_answer_is_no_collision(proxied: Proxied) -> None:
     storage, proxy = proxied.connect(), proxied.proxy
     proxy.add("reset_after", method="PUT")
     storage.put_fresh("x", b"1")
-    assert proxy.verbs() == ["PUT", "PUT"]
-    assert (storage.stats.put, storage.stats.retries, storage.stats.errors) == (2, 1, 0)
+    assert proxy.verbs() == ["PUT", "PUT", "GET"]  # it looks if that is its own
+    assert (storage.stats.put, storage.stats.retries) == (2, 1)
     proxy.add("status", method="PUT", status=503, code="SlowDown")  # nothing was made: the object is another's
     with pytest.raises(AlreadyExistsError):
         storage.put_fresh("x", b"2")
@@ -102,8 +102,7 @@ def test_all_that_an_archive_writes_is_created(proxied: Proxied) -> None:
 def test_what_is_too_large_for_one_put_is_completed_on_condition(
     proxied: Proxied, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (s3, s3transport):
-        monkeypatch.setattr(module, "LARGEST_PUT_BYTES", 1024)
+    monkeypatch.setattr(writes, "LARGEST_PUT_BYTES", 1024)
     monkeypatch.setattr(s3, "_PART_BYTES", 5 * 1024**2)
     storage, large = proxied.connect(), b"x" * (10 * 1024**2)
     storage.create("large", large)

@@ -20,8 +20,8 @@ import archive
 import resharding
 from archive import cli
 from archive.base.errors import AccessDeniedError, AlreadyExistsError, UsageError
-from archive.store import Storage
-from archive.store.drivers import s3, s3transport
+from archive.store import Storage, writes
+from archive.store.drivers import s3
 from archive.store.policies import policy
 from archive.testing import small_archive, steps
 from tests.support import servers
@@ -139,10 +139,9 @@ def leave(world: World, role: str, transport: str) -> str:
 def break_off(world: World, proxy: FaultProxy, transport: str) -> None:
     """Begin an upload in parts whose name is taken by its end: the parts are removed."""
     arc = world.open("writer", transport)
-    proxy.add("status", method="POST", conditional=True, status=412, code="PreconditionFailed")
+    proxy.add("status", method="POST", conditional=True, status=412, code="PreconditionFailed", times=-1)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (s3, s3transport):
-            patch.setattr(module, "LARGEST_PUT_BYTES", 0)
+        patch.setattr(writes, "LARGEST_PUT_BYTES", 7)
         patch.setattr(s3, "_PART_BYTES", 4)
         with pytest.raises(AlreadyExistsError):
             arc.storage.create("states/large", bytes(8))

@@ -35,8 +35,9 @@ _ERROR = '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{}</Code><Message>i
 class Fault:
     """What to do to the next `times` requests that match (-1: to all), after letting `skip` of them pass.
 
-    They match by `method`, `path` (a regular expression), `signed_by` (an access key), or whether they ask for a range
-    or on condition that nothing is there; without any of these all do.
+    They match by `method`, `path` (a regular expression), `signed_by` (an access key), a part of the client's name for
+    itself (`agent`), or whether they ask for a range or on condition that nothing is there; without any of these all
+    do.
 
     status        answer with `status` and `code` and do not ask the server (403, ExpiredToken: renew and ask again)
     reset         cut the connection before the server sees the request
@@ -56,6 +57,7 @@ class Fault:
     method: str = ""
     path: str = ""
     signed_by: str = ""
+    agent: str = ""
     ranged: bool | None = None
     conditional: bool | None = None
     times: int = 1
@@ -72,6 +74,7 @@ class Fault:
             and self.method in ("", request.method)
             and re.search(self.path, request.raw_path) is not None
             and self.signed_by in ("", _signer(request))
+            and self.agent in request.headers.get("User-Agent", "")
             and self.ranged in (None, "Range" in request.headers)
             and self.conditional in (None, "If-None-Match" in request.headers)
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from archive.store.drivers.driver import PAGE, Buffer, Driver, Listed, Location, ObjectInfo, Write
-from archive.store.drivers.failures import Cause, chain_of, judge, unreached
+from archive.store.drivers.driver import LARGEST_PUT_BYTES, PAGE, Buffer, Driver, Listed, Location, ObjectInfo, Write
+from archive.store.drivers.failures import Cause, answered, chain_of, judge, unreached
 from archive.store.drivers.registry import open_driver, register, similar_protocols
 from archive.store.drivers.s3transport import OWN_OPTIONS
 from archive.store.drivers.wrappers import DelegatingDriver, SingleWriterDriver
 
 __all__ = [
+    "LARGEST_PUT_BYTES",
     "OWN_OPTIONS",
     "PAGE",
     "Buffer",
@@ -20,6 +21,7 @@ __all__ = [
     "ObjectInfo",
     "SingleWriterDriver",
     "Write",
+    "answered",
     "chain_of",
     "judge",
     "open_driver",

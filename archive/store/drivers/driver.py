@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 Buffer = bytes | bytearray | memoryview
 Write = Callable[[str, Sequence[Buffer], float], None]  # the form of each verb that makes an object
+LARGEST_PUT_BYTES = 4 * 1024**3  # stores take 5 GB at once
 PAGE = 1000  # names in an answer to LIST, and keys in a request that deletes many
 
 
@@ -119,6 +120,13 @@ class Driver(ABC):
         """Make an object, whole or not at all, only if there is none: FileExistsError.
 
         Atomic: looking and making are one step of the store.
+        """
+        raise NotImplementedError
+
+    def create_in_parts(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        """Make what is too large for one request, as `create` does: the condition is on the last request of several.
+
+        A store that heeds the condition of the one need not heed that of the other.
         """
         raise NotImplementedError
 

@@ -41,7 +41,7 @@ class Failure:
 
 _CODES = {
     **dict.fromkeys(("NoSuchKey", "NoSuchBucket", "NotFound", "NoSuchUpload"), Cause.MISSING),
-    **dict.fromkeys(("PreconditionFailed",), Cause.EXISTS),
+    **dict.fromkeys(("PreconditionFailed", "BlobAlreadyExists", "FileAlreadyExists"), Cause.EXISTS),
     **dict.fromkeys(("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"), Cause.DENIED),
     **dict.fromkeys(("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"), Cause.EXPIRED),
     **dict.fromkeys(("InvalidRange",), Cause.RANGE),
@@ -106,6 +106,13 @@ def judge(error: Exception) -> Failure:
         if code or status:
             return _of_answer(code, status)
     return _of_types(error, chain)
+
+
+def answered(error: BaseException) -> str:
+    """The status and the code of the store's answer that an error is of; empty if it is of none."""
+    found = (_answer(one) for one in chain_of(error))
+    code, status = next((one for one in found if any(one)), ("", 0))
+    return f"{status or ''} {code}".strip()
 
 
 def in_place_of(error: Exception, shown: Exception) -> Exception:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from archive.base import StorageError, thread_pool
-from archive.store.drivers.driver import PAGE, Buffer, Listed, Location, ObjectInfo
-from archive.store.drivers.plain import LARGEST_PUT_BYTES, StreamingDriver, answer_of, complete, join
+from archive.store.drivers.driver import LARGEST_PUT_BYTES, PAGE, Buffer, Listed, Location, ObjectInfo
+from archive.store.drivers.plain import StreamingDriver, answer_of, complete, join
 
 T = TypeVar("T")
 

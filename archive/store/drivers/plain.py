@@ -25,7 +25,6 @@ from archive.store.drivers.failures import Cause, judge, unexplained
 
 T = TypeVar("T")
 
-LARGEST_PUT_BYTES = 4 * 1024**3  # stores take 5 GB at once; parts are put by threads of the client's
 RENEW_LEAST_S = 1.0  # between two looks at the source of credentials
 _GIVEN = ("key", "secret", "username", "password", "anon", "skip_signature")
 _GIVEN_ENDINGS = ("access_key_id", "secret_access_key")

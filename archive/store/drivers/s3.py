@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 import inspect
 import re
@@ -10,12 +12,13 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from archive.store.drivers.driver import PAGE, Buffer, Listed, Location, ObjectInfo
+from archive.store.drivers.driver import LARGEST_PUT_BYTES, PAGE, Buffer, Listed, Location, ObjectInfo
 from archive.store.drivers.failures import BrokenAnswerError
-from archive.store.drivers.plain import LARGEST_PUT_BYTES, BucketDriver, StreamingDriver, complete, join
+from archive.store.drivers.plain import BucketDriver, StreamingDriver, complete, join
 
 _SECOND = timedelta(microseconds=999_999)  # what a Date leaves out, at most
-_PART_BYTES = 50 * 1024**2  # of an object that is too large for one PUT
+_PART_BYTES = 64 * 1024**2  # of an object that is too large for one PUT; 10,000 of them are allowed
+_PARTS_AT_ONCE = 8
 _PIECE_BYTES = 1024 * 1024  # at most: what the connection has, which is less, is then not cut up once more
 
 
@@ -83,10 +86,31 @@ class S3Driver(StreamingDriver):
             body.close()
 
     def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
-        """One PUT where the store takes that: some pass over the condition as an upload in parts is completed."""
-        data = join(parts)
-        chunk = LARGEST_PUT_BYTES if len(data) <= LARGEST_PUT_BYTES else _PART_BYTES
-        self._call("pipe_file", self._path(key), data, mode="create", chunksize=chunk, timeout_s=timeout_s)
+        """One PUT, of which s3fs would make an upload in parts from 100 MB on."""
+        how = {"mode": "create", "chunksize": LARGEST_PUT_BYTES}
+        self._call("pipe_file", self._path(key), join(parts), **how, timeout_s=timeout_s)
+
+    def create_in_parts(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        self._call_async(self._create_in_parts(key, join(parts)), timeout_s)
+
+    async def _create_in_parts(self, key: str, data: bytes) -> None:
+        """Upload like s3fs, but keep the store's answer to the last request, whatever it says to the abort."""
+        call, (bucket, stem) = self._fs._call_s3, self._place()
+        place = {"Bucket": bucket, "Key": f"{stem}{key}"}
+        upload = place | {"UploadId": (await call("create_multipart_upload", **place))["UploadId"]}
+        starts, made = range(0, max(1, len(data)), _PART_BYTES), list[Mapping[str, Any]]()
+        try:
+            for first in range(0, len(starts), _PARTS_AT_ONCE):
+                some = enumerate(starts[first : first + _PARTS_AT_ONCE], first + 1)
+                bodies = ((number, data[at : at + _PART_BYTES]) for number, at in some)
+                sent = (call("upload_part", **upload, PartNumber=number, Body=body) for number, body in bodies)
+                made += await asyncio.gather(*sent)
+            tags = [{"PartNumber": number, "ETag": one["ETag"]} for number, one in enumerate(made, 1)]
+            await call("complete_multipart_upload", **upload, MultipartUpload={"Parts": tags}, IfNoneMatch="*")
+        except BaseException:
+            with contextlib.suppress(Exception):  # the bucket's rules remove what stays
+                await call("abort_multipart_upload", **upload)
+            raise
 
     def locate(self, key: str) -> str:
         return self._path(key)

@@ -22,7 +22,7 @@ from archive.base import cached_property, in_child
 from archive.store.drivers.driver import Buffer, Driver, Location
 from archive.store.drivers.failures import in_place_of, wrong_region
 from archive.store.drivers.obstore import ObstoreDriver
-from archive.store.drivers.plain import LARGEST_PUT_BYTES, Renewal, given_for_good
+from archive.store.drivers.plain import Renewal, given_for_good
 from archive.store.drivers.wrappers import DelegatingDriver
 
 Credentials = dict[str, Any]
@@ -259,8 +259,8 @@ def _signed_by(key: str, secret: str, token: str | None) -> Credentials:
 T = TypeVar("T")
 TRANSPORTS = ("obstore", "s3fs")
 # Obstore names one of the objects that stay of many, does not ask for versions, does not say what came with an answer,
-# and copies neither from another bucket nor what is larger than 5 GB.
-_BY_S3FS = ("delete_many", "versioned", "now", "copy")
+# copies neither from another bucket nor what is larger than 5 GB, and completes parts without a condition.
+_BY_S3FS = ("delete_many", "versioned", "now", "copy", "create_in_parts")
 OWN_OPTIONS = ("transport", "late_list")  # ours, among those of the filesystem
 _forked = threading.Event()  # set in processes whose parent may have used obstore, by itself or through somebody else
 
@@ -328,11 +328,8 @@ class S3Transport(DelegatingDriver):
     def versioned(self, timeout_s: float) -> bool:
         return self._s3fs().versioned(timeout_s)
 
-    def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
-        if sum(map(len, parts)) > LARGEST_PUT_BYTES:
-            self._s3fs().create(key, parts, timeout_s)
-        else:
-            super().create(key, parts, timeout_s)
+    def create_in_parts(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        self._s3fs().create_in_parts(key, parts, timeout_s)
 
     def now(self, folder: str, timeout_s: float) -> datetime | None:
         return self._s3fs().now(folder, timeout_s)

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from archive.base import NotExclusiveError, forking
-from archive.store.drivers.driver import Buffer, Driver, Listed, ObjectInfo
+from archive.store.drivers.driver import Buffer, Driver, Listed, ObjectInfo, Write
 from archive.store.drivers.failures import Cause, judge
 
 T = TypeVar("T")
@@ -56,6 +56,9 @@ class DelegatingDriver(Driver):
 
     def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         self._ask("create", key, lambda driver: driver.create(key, parts, timeout_s), timeout_s)
+
+    def create_in_parts(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        self._ask("create", key, lambda driver: driver.create_in_parts(key, parts, timeout_s), timeout_s)
 
     def head(self, key: str, timeout_s: float) -> ObjectInfo:
         return self._ask("head", key, lambda driver: driver.head(key, timeout_s), timeout_s)
@@ -119,11 +122,17 @@ class SingleWriterDriver(DelegatingDriver):
 
     def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         """Create after a look in any case: some stores ignore a condition that they do not know."""
+        self._look_and(self._create_or_put, key, parts, timeout_s)
+
+    def create_in_parts(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        self._look_and(self._inner.put, key, parts, timeout_s)
+
+    def _look_and(self, send: Write, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         with _lock:
             try:
                 self._inner.head(key, timeout_s)
             except FileNotFoundError:
-                self._create_or_put(key, parts, timeout_s)
+                send(key, parts, timeout_s)
             else:
                 raise FileExistsError(key)
 
