@@ -17,8 +17,8 @@ import pytest
 from tests.support.places import ROOT
 
 FIGURES = {
-    "modules": 316,
-    "lines of the engine": 49_677,
+    "modules": 318,
+    "lines of the engine": 50_009,
     "modules that serve one sibling": 25,
     "modules named ...ing": 12,
     "records and protocols of the engine": 230,

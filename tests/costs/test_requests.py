@@ -208,6 +208,7 @@ def test_going_on(ranks: int, to: int) -> None:
     for w in job.writers:
         w._end()
     arc = archive.open(url)
+    arc.check_writable()  # as the session of the process does, where it is counted
     with trace(url) as t:
         arc.recover()
     check(t, without_joins(of.recovery(ranks, ticks * ranks)))
@@ -238,6 +239,7 @@ def test_letting_go(journal: bool) -> None:
     job.checkpoint()
     job.close()
     arc = archive.open(url)
+    arc.check_writable()  # as the session of the process does, where it is counted
     with trace(url) as t:
         gone = arc.forget(keep=archive.Keep(last=1), episodes="unreferenced", dry_run=False)
     sent, told = counted(t), of.forgetting(count, gone.objects)

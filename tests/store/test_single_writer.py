@@ -12,6 +12,7 @@ import archive
 import resharding
 from archive.base.errors import AlreadyExistsError, NotExclusiveError, SessionInUseError
 from archive.maintain import verify
+from archive.store import proof
 from archive.store.storage import Storage
 from tests.support.backends import Backend, Proxied
 
@@ -29,7 +30,7 @@ def passing_over(proxied: Proxied) -> None:
 
 
 @everywhere
-def test_without_the_promise_the_error_says_what_to_do(proxied: Proxied) -> None:
+def test_without_the_promise_the_error_says_what_to_do(proxied: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:
     without_condition(proxied)
     words = (
         r"(?s)create s3a?://.*archive\.json: the store has no create-only put .*"
@@ -39,8 +40,10 @@ def test_without_the_promise_the_error_says_what_to_do(proxied: Proxied) -> None
         with pytest.raises(NotExclusiveError, match=words):
             make(proxied.url, storage_options=proxied.storage_options)
     proxied.proxy.reset()
-    arc = archive.create(proxied.url, storage_options=proxied.storage_options)
+    archive.create(proxied.url, storage_options=proxied.storage_options)
     without_condition(proxied)
+    monkeypatch.setattr(proof, "_proven", set())  # as in another process
+    arc = archive.open(proxied.url, storage_options=proxied.storage_options)
     with pytest.raises(NotExclusiveError, match=words):
         arc.writer()
 

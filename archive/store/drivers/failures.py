@@ -41,7 +41,9 @@ class Failure:
 
 _CODES = {
     **dict.fromkeys(("NoSuchKey", "NoSuchBucket", "NotFound", "NoSuchUpload"), Cause.MISSING),
-    **dict.fromkeys(("PreconditionFailed", "BlobAlreadyExists", "FileAlreadyExists"), Cause.EXISTS),
+    **dict.fromkeys(
+        ("PreconditionFailed", "BlobAlreadyExists", "FileAlreadyExists", "ObjectAlreadyExists"), Cause.EXISTS
+    ),
     **dict.fromkeys(("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"), Cause.DENIED),
     **dict.fromkeys(("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"), Cause.EXPIRED),
     **dict.fromkeys(("InvalidRange",), Cause.RANGE),
