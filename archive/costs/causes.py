@@ -113,14 +113,13 @@ def _kept_up(run: Workload) -> Iterator[Spent]:
     yield Spent("resumes", of.times(run.resumes_day, of.together(*begun)), received=run.resumes_day * nbytes)
     if run.kept_s is None:
         return
-    there, kept_s = objects_there(run), run.kept_s
-    day = DAY_S / run.prunes_day  # from one to the next
+    day, commits = DAY_S / run.prunes_day, stays(1 / run.checkpoint_s, None)  # from one to the next; these never go
     going = {"states": run.ranks / run.checkpoint_s * day, "manifest": 4 / run.checkpoint_s * day}
     if run.kept_steps_s is not None:
         going["journal" if run.journals else "shards"] = run.objects_s * day
     let_go = sum(going.values())
-    done = [of.forgetting(day / run.checkpoint_s, let_go), of.prune(there, kept_s / run.checkpoint_s, let_go)]
-    yield Spent("prunes", of.times(run.prunes_day, of.together(*done)))
+    done = of.together(of.forgetting(day / run.checkpoint_s, let_go), of.prune(objects_there(run), commits, let_go))
+    yield Spent("prunes", of.times(run.prunes_day, done))
 
 
 def objects_there(run: Workload) -> dict[str, float]:

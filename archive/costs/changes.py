@@ -69,10 +69,9 @@ def _changes(run: Workload) -> Iterator[_Tried]:
         rarer = min(10 * run.checkpoint_s, MOST_CHECKPOINT_S)
         loses = "a crash loses more" if run.journal_s is None else "a recovery reads more"
         yield _Tried(f"a checkpoint every {rarer / 3600:g} h", replace(run, checkpoint_s=rarer), loses)
-    few = {"forget": "unreferenced", "prunes_day": max(1.0, run.prunes_day)}
     count = 3 if run.kept_steps_s is None or (run.kept_checkpoints or 0) > 3 else 1
     if run.keep != Keep(last=count):
-        kept = replace(run, keep=Keep(last=count), **few)  # type: ignore[arg-type]
+        kept = replace(run, keep=Keep(last=count), forget="unreferenced", prunes_day=max(1.0, run.prunes_day))
         loses = "older checkpoints, and steps that only they hold"
         yield _Tried(f"keep=Keep(last={count}), forget='unreferenced', a prune a day", kept, loses)
     if run.samples_s:

@@ -40,6 +40,12 @@ def cost(
         if run is not None:
             raise UsageError(f"run={run!r} names a run of an archive: give that, too")
         return Cost(Workload(**figures), priced)
+    if not (hasattr(archive, "storage") and hasattr(archive, "head")):
+        raise UsageError(f"archive={archive!r:.80} is no archive: give an open one, archive.open(url)")
     taken = observed.figures(archive.storage, archive.head, run)
+    if "step_bytes" not in taken | figures:
+        raise UsageError(
+            f"the shards of {archive.url} are folders of many objects: give the bytes of a step, step_bytes="
+        )
     told = f"{archive.url}: figures of its newest checkpoints" + (f"; given: {', '.join(figures)}" if figures else "")
     return Cost(Workload(**(taken | figures)), priced, told)

@@ -5,12 +5,13 @@ A few commits and tables are read, and a few objects are asked for their size; n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.base import NotFoundError, UsageError
+from archive.base import NotFoundError, UsageError, layout
 from archive.checkpoint import Keep
 from archive.log import Commit, RunEntry, commits, tablefiles
 from archive.store import Storage
@@ -32,17 +33,17 @@ def figures(storage: Storage, head: Commit, run: str | None) -> dict[str, Any]:
     assert last.checkpoint is not None
     if seconds <= 0:
         raise UsageError(f"the newest checkpoints of run {name!r} were made within a second: give the figures yourself")
-    steps = _steps(storage, head, entry.session, first.number, last.number)
-    totals = last.checkpoint.buffers.values()
-    out: dict[str, Any] = {
-        "ranks": last.checkpoint.world_size,
+    added = _added(storage, head, entry.session, first.number, last.number)
+    totals, ranks = last.checkpoint.buffers.values(), last.checkpoint.world_size
+    return {
+        "ranks": ranks,
         "checkpoint_s": seconds / (len(made) - 1),
         "live_steps": float(sum(one.steps for one in totals)),
         "state_bytes": _mean(storage, [one.key for one in last.checkpoint.ranks]),
         "keep": _keep(entry),
-        **steps(seconds),
+        **_steps(storage, added, seconds),
+        **_journal(_lengths(added), seconds, ranks),
     }
-    return out | _journal(first, last, name, seconds)
 
 
 def _run_of(storage: Storage, head: Commit, run: str | None) -> tuple[str, RunEntry]:
@@ -72,43 +73,55 @@ def _checkpoints(storage: Storage, head: Commit, run: str) -> Sequence[Commit]:
     return list(commits.read_all(storage, sorted(mine)[-NEWEST:], head))
 
 
-def _steps(storage: Storage, head: Commit, session: str, first: int, last: int) -> Any:
-    """The figures of what a session added between two commits, as a function of the seconds between them."""
+def _added(storage: Storage, head: Commit, session: str, first: int, last: int) -> pa.Table:
+    """The rows of the segments that a session added between two commits."""
     import pyarrow.compute as pc
 
     files = [one for one in head.files("segments") if one.commit is None or one.commit[1] > first]
-    names = ["session", "commit", "length", "episode_id", "shard"]
-    table = tablefiles.load(storage, "segments", files, names)
+    table = tablefiles.load(storage, "segments", files, ["session", "commit", "length", "episode_id", "shard"])
     since = pc.and_(pc.greater(table["commit"], first), pc.less_equal(table["commit"], last))
-    mine: pa.Table = table.filter(pc.and_(since, pc.equal(table["session"].cast("string"), session)))
-    count = int(mine["length"].to_numpy().sum())
-    if not count:
+    found: pa.Table = table.filter(pc.and_(since, pc.equal(table["session"].cast("string"), session)))
+    if not sum(_lengths(found).values()):
         raise UsageError(f"session {session!r} added no steps between commits {first} and {last}: give the figures")
-    episodes, segments = len(pc.unique(mine["episode_id"])), mine.num_rows
-    held = _lengths(mine)
-    sized = dict(list(held.items())[-_SIZED:])
-    nbytes = sum(storage.sizes(sized).values())
+    return found
 
-    def told(seconds: float) -> Mapping[str, Any]:
-        length = count / episodes
-        return {
-            "steps_s": count / seconds,
-            "step_bytes": max(nbytes / max(1, sum(sized.values())), 1e-9),
-            "episode_steps": length,
-            "call_steps": length if segments <= episodes else 0.0,
-        }
 
-    return told
+def _steps(storage: Storage, added: pa.Table, seconds: float) -> dict[str, Any]:
+    """The rate, size and calls of what was added. No size where each shard is many objects."""
+    import pyarrow.compute as pc
+
+    held = _lengths(added)
+    count, episodes = sum(held.values()), len(pc.unique(added["episode_id"]))
+    some = {key: held[key] for key in list(held)[-_SIZED:] if not key.endswith(".zarr")}
+    known = {"step_bytes": sum(storage.sizes(some).values()) / sum(some.values())} if sum(some.values()) else {}
+    calls = count / episodes if added.num_rows <= episodes else 0.0  # an episode each; else, unknown
+    return {"steps_s": count / seconds, "episode_steps": count / episodes, "call_steps": calls, **known}
 
 
 def _lengths(segments: pa.Table) -> dict[str, int]:
-    """Shard -> the steps in it, of those that a segment names."""
+    """Object -> the steps in it, of those that a segment names. An object may have the shards of several ranks."""
     names, lengths = segments["shard"].cast("string").to_pylist(), segments["length"].to_numpy()
     out: dict[str, int] = {}
     for name, length in zip(names, lengths.tolist(), strict=True):
-        if name is not None and not name.endswith(".zarr"):
-            out[name] = out.get(name, 0) + length
+        if name is not None:
+            head, inside, _ = name.partition(".zip/")
+            key = f"{head}.zip" if inside else name
+            out[key] = out.get(key, 0) + length
     return out
+
+
+def _journal(objects: Iterable[str], seconds: float, ranks: int) -> dict[str, Any]:
+    """The seconds between ticks, by the numbers of the journals' objects, and the ranks that share one."""
+    journals: dict[str, list[int]] = {}
+    for key in objects:
+        folder, _, name = key.rpartition("/")
+        if layout.journal_place(key) is not None:
+            journals.setdefault(folder, []).append(int(name.removesuffix(".zip")))
+    if not journals:
+        return {"journal_s": None}
+    ticks = sum(max(numbers) - min(numbers) + 1 for numbers in journals.values())
+    every_s = min(seconds * len(journals) / ticks, 86_400.0)
+    return {"journal_s": every_s, "journal_ranks": ceil(ranks / len(journals))}
 
 
 def _mean(storage: Storage, keys: Sequence[str]) -> float:
@@ -121,12 +134,3 @@ def _keep(entry: RunEntry) -> Keep | None:
     """The policy of the run; None where it keeps ever more."""
     found = Keep.of(entry.keep)
     return None if found == Keep() or found.every is not None else found
-
-
-def _journal(first: Commit, last: Commit, run: str, seconds: float) -> dict[str, Any]:
-    """The seconds between ticks, by the numbers of the journals' next objects at both commits."""
-    before, after = first.runs[run].journal or {}, last.runs[run].journal or {}
-    objects = sum(number - before.get(rank, 0) for rank, number in after.items())
-    if not after or objects <= 0:
-        return {"journal_s": None}
-    return {"journal_s": min(seconds * len(after) / objects, 86_400.0)}

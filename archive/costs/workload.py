@@ -77,6 +77,8 @@ class Workload:
         journal_seconds(self.journal_s)
         if self.journal_ranks > self.ranks:
             raise UsageError(f"journal_ranks={self.journal_ranks} is more than there are: ranks={self.ranks}")
+        if not isinstance(self.group, bool):
+            raise UsageError(f"group={self.group!r}: give True if the ranks have a process group of torch, else False")
         if self.egress > 1:
             raise UsageError(f"egress={self.egress!r}: give the part of what is read that leaves the region, 0 to 1")
         if self.forget not in ("checkpoints", "unreferenced"):

@@ -129,7 +129,8 @@ def test_a_notebook_and_programs_get_the_same() -> None:
         ({"journal_ranks": 9}, "more than there are"), ({"egress": 1.1}, "0 to 1"), ({"forget": "all"}, "unreferenced"),
         ({"keep": archive.Keep(every=10)}, "say how many"), ({"rank": 3}, "no figure 'rank'"),
         ({"stores": "azure"}, "no prices are known"), ({"stores": ()}, "give one of"),
-        ({"run": "main"}, "of an archive"), ({"step_bytes": "1"}, "a number"),
+        ({"run": "main"}, "of an archive"), ({"step_bytes": "1"}, "a number"), ({"group": "no"}, "process group"),
+        ({"archive": "s3://bucket/run"}, "archive.open(url)"),
     ],
 )  # fmt: skip
 def test_nonsense_is_refused(wrong: Mapping[str, Any], why: str) -> None:
@@ -153,7 +154,9 @@ def test_the_viewer_looks_as_often_as_is_told() -> None:
 # -- from an archive ---------------------------------------------------------------------------------------------------
 
 
-def job(url: str, monkeypatch: pytest.MonkeyPatch, *, journal: bool, checkpoints: int = 4) -> archive.Archive:
+def job(
+    url: str, monkeypatch: pytest.MonkeyPatch, *, journal: bool, checkpoints: int = 4, layout: str = "packed"
+) -> archive.Archive:
     """A run that ticks twice between two checkpoints, which are an hour apart."""
     began, ranks, made, completed = datetime(2026, 1, 1, tzinfo=UTC), 2, [0], logs.completed
 
@@ -161,7 +164,7 @@ def job(url: str, monkeypatch: pytest.MonkeyPatch, *, journal: bool, checkpoints
         return replace(completed(*given), created_at=began + timedelta(hours=made[0]))
 
     monkeypatch.setattr(logs, "completed", later)
-    archive.create(url)
+    archive.create(url, layout=layout)
     writers = [
         archive.open(url).writer(rank, ranks, session="s", journal_s=NEVER_S if journal else None)
         for rank in range(ranks)
@@ -206,6 +209,10 @@ def test_an_archive_that_tells_too_little(monkeypatch: pytest.MonkeyPatch) -> No
         archive.cost(arc)
     with pytest.raises(UsageError, match="say which run"):
         archive.cost(archive.create("memory://costs/none"))
+    folders = job("memory://costs/folders", monkeypatch, journal=False, layout="directory")
+    with pytest.raises(UsageError, match="give the bytes of a step"):
+        archive.cost(folders)
+    assert archive.cost(folders, step_bytes=1000).run.ranks == 2
     with pytest.raises(archive.NotFoundError, match="no run 'other'"):
         archive.cost(arc, run="other")
 
