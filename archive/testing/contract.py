@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -57,6 +58,17 @@ class StoreContract:
         storage.put("object", b"a long first version")
         storage.put("object", b"second")
         assert storage.get("object") == b"second"
+
+    def test_put_fresh(self, root: EmptyRoot) -> None:
+        storage = root.connect()
+        for _ in range(2):  # as after an answer that was lost
+            storage.put_fresh("fresh", b"first")
+        assert storage.get("fresh") == b"first"
+        with contextlib.suppress(AlreadyExistsError):
+            storage.put_fresh("fresh", b"other")
+        assert storage.get("fresh") in (b"first", b"other")
+        storage.put_fresh_many((f"many/{i}", bytes([i])) for i in range(5))
+        assert storage.get_all([f"many/{i}" for i in range(5)]) == [bytes([i]) for i in range(5)]
 
     @pytest.mark.parametrize(
         "data", [b"abc", bytearray(b"abc"), memoryview(b"xabcx")[1:4], [b"a", bytearray(b"bc")], (b"abc",)]

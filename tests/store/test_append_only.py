@@ -4,6 +4,7 @@ deleted with its credentials, though the client be another program."""
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from archive.testing import assert_whole, steps
 from tests.support import servers
 from tests.support.backends import Proxied, bucket_and_key, s3_options
 from tests.support.iam import Asked, allowed, permits, rights
+from tests.support.places import ROOT
 from tests.support.roles import APPENDER, BELOW
 from tests.support.sampling import few_of
 
@@ -150,6 +152,15 @@ def refusal(attack: Callable[[], Any]) -> str:
     except ClientError as error:
         return str(error.response["Error"]["Code"])
     return "done"
+
+
+def test_nothing_else_puts_without_a_condition() -> None:
+    """What replaces a damaged commit, and files of users that are no archive's."""
+    putting = re.compile(r"(?:storage|target)\.put(?:_many)?\(")
+    files = [path for room in ("archive", "resharding") for path in (ROOT / room).rglob("*.py")]
+    found = {str(path.relative_to(ROOT)) for path in files if putting.search(path.read_text())}
+    others = {one for one in found if not one.startswith(("archive/adapters/", "archive/testing/"))}
+    assert others == {"archive/maintain/evidence.py", "archive/store/smallfiles.py", "resharding/exports.py"}
 
 
 def test_parts_are_allowed_if_their_end_is_on_condition() -> None:
