@@ -60,8 +60,9 @@ def _client(storage: ObjectWriter, in_parts: bool) -> tuple[int, str, bool]:
 
 
 def _root(storage: ObjectWriter) -> str:
-    """The URL with a digest of its options, which may hold credentials."""
-    return f"{storage.url} {hashlib.sha256(repr(sorted(storage.root.options.items())).encode()).hexdigest()}"
+    """A digest of the URL, its options, which may hold credentials, and the object that is known there."""
+    place = (storage.url, sorted(storage.root.options.items()), storage.known)
+    return hashlib.sha256(repr(place).encode()).hexdigest()
 
 
 def create_known(storage: Storage, key: str, data: bytes) -> None:

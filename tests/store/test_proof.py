@@ -81,6 +81,18 @@ def test_a_client_that_drops_the_condition_is_refused_where_another_has_made_the
     opened(proxied, transport=other).label({"e0": {"x": 1}})
 
 
+def test_a_client_that_takes_over_is_proven_too(proxied: Proxied) -> None:
+    """Such as s3fs, once the store says that the bucket is in another region."""
+    arc = archive.create(proxied.url, storage_options=proxied.storage_options)
+    proxied.proxy.add("ignore_condition", conditional=True, agent=AGENTS["s3fs"], times=-1)
+    proxied.proxy.add("status", method="GET", status=301, code="PermanentRedirect")
+    assert arc.storage.get("archive.json")
+    assert arc.storage.driver.transport == "s3fs"
+    with pytest.raises(NotExclusiveError, match=r"again: archive\.json was sent through s3fs "):
+        arc.writer()
+    assert [*objects(proxied)] == ["archive.json"]
+
+
 @clients
 def test_it_is_proven_once_for_each_client_and_nothing_is_left(proxied: Proxied) -> None:
     arc = archive.create(proxied.url, storage_options=proxied.storage_options)
