@@ -53,8 +53,8 @@ def is_there(storage: Storage) -> bool:
 
 
 def create(storage: Storage, raw: bytes) -> bool:
-    """Write archive.json; True if these bytes are there now, whoever wrote them. NotExclusiveError, and nothing is
-    left, if the store replaces objects that are to be created."""
+    """Write archive.json; True if these bytes are there now, whoever wrote them. NotExclusiveError if the store
+    replaces objects that are to be created."""
     try:
         create_known(storage, layout.ARCHIVE_KEY, raw)
     except AlreadyExistsError:

@@ -16,7 +16,6 @@ from archive.base import (
     AlreadyExistsError,
     AmbiguousWriteError,
     ArchiveError,
-    MissingObjectError,
     NotExclusiveError,
     NothingThereError,
     StorageError,
@@ -24,7 +23,6 @@ from archive.base import (
 from archive.store.drivers import answered
 
 if TYPE_CHECKING:
-    from archive.store.storage import Storage
     from archive.store.writes import ObjectWriter
 
 _TRIES = 3  # each has the deadline of a request
@@ -65,10 +63,10 @@ def _root(storage: ObjectWriter) -> str:
     return hashlib.sha256(repr(place).encode()).hexdigest()
 
 
-def create_known(storage: Storage, key: str, data: bytes) -> None:
-    """Create the object by which all other creates are proven. If the store would have replaced one, it is removed.
+def create_known(storage: ObjectWriter, key: str, data: bytes) -> None:
+    """Create the object by which all other creates are proven. AlreadyExistsError if there is one.
 
-    AlreadyExistsError if there is one.
+    It stays where the store fails: somebody else may have found it by now, through a client that is heeded.
     """
     try:
         storage.create_once(key, data)
@@ -79,9 +77,7 @@ def create_known(storage: Storage, key: str, data: bytes) -> None:
     try:
         prove(storage)
     except NotExclusiveError as error:
-        if not _removed(storage, key, data):
-            error.add_note(f"{storage.full_url(key)} was made, and could not be removed: remove it")
-        raise
+        raise NotExclusiveError(f"{error}. Nothing but {storage.full_url(key)} was made") from error
 
 
 def _try(storage: ObjectWriter, key: str, data: bytes, in_parts: bool) -> None:
@@ -103,19 +99,6 @@ def _try(storage: ObjectWriter, key: str, data: bytes, in_parts: bool) -> None:
         if made > 1:
             raise _replaces(storage, key, in_parts)
     raise unclear or _replaces(storage, key, in_parts)
-
-
-def _removed(storage: Storage, key: str, data: bytes) -> bool:
-    """True if the object is gone; one of other bytes is left alone."""
-    try:
-        if storage.get_head(key, len(data) + 1) == data:
-            storage.delete([key])
-            return True
-    except MissingObjectError:
-        return True
-    except ArchiveError:
-        pass
-    return False
 
 
 # -- in words ----------------------------------------------------------------------------------------------------------
