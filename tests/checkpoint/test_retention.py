@@ -45,6 +45,7 @@ def _kept(keep: Keep, metrics: list[dict[str, float]]) -> list[int]:
         (Keep(best=("return", 1)), [3, 5]),
         (Keep(within="3h"), [2, 3, 4, 5]),
         (Keep(within="30m"), [5]),
+        (Keep(within="1s"), [5]),
     ],
 )
 def test_a_checkpoint_is_kept_if_one_rule_wants_it(keep: Keep, expected: list[int]) -> None:
