@@ -13,7 +13,7 @@ SOURCES := archive resharding
 export PYTHONDONTWRITEBYTECODE := # or each process that a test starts compiles all that it loads
 
 .NOTPARALLEL: # two pips in one environment would damage it
-.PHONY: demo test test-lowest lint fmt docs screenshots audit bench soak clean
+.PHONY: demo test test-lowest lint fmt docs spec screenshots audit bench soak clean
 
 demo: $(STAMPS)/core
 	@$(BIN)/archive demo </dev/null
@@ -60,6 +60,10 @@ audit: $(STAMPS)/test
 	@$(BIN)/python -m pip --disable-pip-version-check freeze --exclude-editable > .venv-audit/installed.txt
 	@.venv-audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r .venv-audit/installed.txt </dev/null || \
 		{ echo "audit failed; if it names no vulnerability, the database could not be reached: run it where it can"; exit 1; }
+
+# the protocol's specification, and the mutants that must break it; needs Java (Debian: default-jre-headless)
+spec: $(STAMPS)/test
+	@$(PYTEST) --timeout 0 tests/whole/test_spec.py </dev/null
 
 screenshots: $(STAMPS)/test
 	@$(BIN)/python -m tests.support.screenshots

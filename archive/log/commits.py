@@ -139,10 +139,12 @@ def following(storage: Storage, base: Commit) -> Iterator[Commit]:
         base = commit
 
 
-def pruned_since(storage: Storage, base: Commit) -> dict[str, int]:
-    """The objects that prunes after a commit listed, each with the commit of the prune."""
+def pruned_since(storage: Storage, base: Commit, head: Commit | None = None) -> dict[str, int]:
+    """The objects that prunes after a commit listed, each with the commit of the prune. head: the newest commit to look
+    at; None looks for it."""
+    head = newest_after(storage, base) if head is None else head
     out: dict[str, int] = {}
-    for commit in following(storage, base):
+    for commit in read_all(storage, range(base.number + 1, head.number + 1), head):
         if commit.pruned is not None:
             keys = tablefiles.load(storage, "pruned", [commit.pruned], ["key"])["key"].to_pylist()
             out |= dict.fromkeys(keys, commit.number)

@@ -176,15 +176,16 @@ def open_session(
     while not is_open:  # unless another rank has done so meanwhile: this finds its commit
         had_journal = _keeps_journal(log.head, who)
         take_over()
+        newest = _newest_of_other(log.head, who)
 
-        def may_open_now(head: Commit, had_journal: bool = had_journal) -> None:
+        def may_open_now(head: Commit, had_journal: bool = had_journal, newest: set[str] = newest) -> None:
             may_open(head)
-            if _keeps_journal(head, who) and not had_journal:
-                raise _JournalBegunError
+            if (_keeps_journal(head, who) and not had_journal) or _newest_of_other(head, who) != newest:
+                raise _WentOnError
 
         try:
             _say(log, "open", who, partial(_opened, who, keep, forked_from), origin, journal, may_open_now)
-        except _JournalBegunError:
+        except _WentOnError:
             log.catch_up()
             continue
         is_open = True
@@ -196,14 +197,21 @@ def open_session(
         _say(log, "journal", who, lambda parent: parent.runs[who.run], None, True, who.newest)
 
 
-class _JournalBegunError(Exception):
-    """A rank of the session before has begun a journal, which is to be ended, too."""
+class _WentOnError(Exception):
+    """The session before has made another checkpoint, or begun a journal, since it was taken over: do that again."""
 
 
 def _keeps_journal(head: Commit, who: Place) -> bool:
     """True if the session whose place is taken keeps a journal."""
     entry = head.runs.get(who.run)
     return entry is not None and entry.session != who.session and bool(entry.journal)
+
+
+def _newest_of_other(head: Commit, who: Place) -> set[str]:
+    """The names of the newest checkpoints of the session whose place is taken."""
+    entry = head.runs.get(who.run)
+    others = [] if entry is None or entry.session == who.session else entry.marks.values()
+    return {mark.name for mark in others}
 
 
 def _say(

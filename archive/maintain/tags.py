@@ -13,6 +13,7 @@ from archive import tables
 from archive.base import (
     AlreadyExistsError,
     ExpiredError,
+    MissingObjectError,
     NotFoundError,
     UsageError,
     cached_property,
@@ -21,7 +22,8 @@ from archive.base import (
     tabulate,
 )
 from archive.checkpoint import Checkpoint
-from archive.log import Addition, Attempt, Change, Commit, CommitLog, tablefiles
+from archive.index import Walk
+from archive.log import Addition, Attempt, Change, Commit, CommitLog, commits, tablefiles
 from archive.store import Storage
 
 if TYPE_CHECKING:
@@ -140,6 +142,7 @@ def _named(storage: Storage, parent: Commit, number: int) -> dict[str, Any]:
     found = [row for row in saved.to_pylist() if row["commit"] == number]
     told = {"checkpoint": found[0]["name"], "run": found[0]["run"]} if found else {}
     if parent.let_go is None or number >= parent.let_go:
+        _check_whole(storage, parent, number)
         return {"target": number, **told}
     if not found:
         raise ExpiredError(
@@ -147,3 +150,19 @@ def _named(storage: Storage, parent: Commit, number: int) -> dict[str, Any]:
             "leads to. Tag one of arc.checkpoints, or a commit from that on; arc.undo() brings back what was forgotten"
         )
     return {"target": parent.number, **told}
+
+
+def _check_whole(storage: Storage, parent: Commit, number: int) -> None:
+    """ExpiredError if something that a commit leads to was pruned, also before an undo brought back what came later."""
+    commit = commits.read_of(storage, number, parent)
+    pruned = commits.pruned_since(storage, commit, parent)
+    try:
+        gone = pruned.keys() & Walk(storage).reach(commit).keys if pruned else ()
+        lost = [storage.full_url(key) for key in sorted(gone)]
+    except MissingObjectError as e:
+        lost = [str(e)]
+    if lost:
+        raise ExpiredError(
+            f"commit {number} at {storage.url} cannot be tagged: some of what it leads to was pruned ({lost[0]}). "
+            "Tag one of arc.checkpoints, or a newer commit"
+        )

@@ -23,6 +23,7 @@ from archive.store import Storage
 from tests.support.archives import fresh
 from tests.support.journals import NEVER_S, die
 from tests.support.processes import until
+from tests.support.pruning import before_its_commit
 
 
 def alive(arc: archive.Archive, *, ranks: int = 1, saved: bool = True, session: str = "old") -> list[archive.Writer]:
@@ -379,3 +380,23 @@ def test_who_was_ended_puts_nothing_again_and_says_so_once(caplog: pytest.LogCap
     assert (old._storage.stats.snapshot() - before).requests == 0
     assert len([one for one in caplog.messages if "the journal ends here" in one]) == 1
     die(old)
+
+
+@pytest.mark.parametrize("chosen", ["recovered", "planned"])
+def test_a_checkpoint_that_is_made_while_the_next_session_opens_is_not_left_behind(
+    chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old job commits one without new steps between the look at what it has and the commit that replaces it."""
+    arc = fresh()
+    (old,) = alive(arc)
+    point = arc.refresh().recover() if chosen == "recovered" else arc.refresh().checkpoints.latest
+    plan = resharding.plan(point, 1)
+    made: list[Any] = []
+    before_its_commit(monkeypatch, "session", lambda: made.append(old.checkpoint(2).result(60)))
+    monkeypatch.setattr(tails, "OTHER_RANK_S", 0.2)  # its own end of the journal looks like another rank's
+    with pytest.raises(archive.ConflictError, match="after the new session was planned"):
+        archive.open(arc.url).writer(resume=plan.share(0), session="new", journal_s=NEVER_S)
+    again = archive.open(arc.url).writer(resume=arc.refresh().recover(), session="newer", journal_s=NEVER_S)
+    assert arc.refresh().head.runs["main"].resumed_from.commit >= made[0].number
+    refused(old)
+    die(old, again)

@@ -12,8 +12,9 @@ import archive
 from archive.base.errors import AlreadyExistsError, ExpiredError, NotFoundError, UsageError
 from archive.log import commits
 from archive.testing import steps
-from tests.support.archives import with_checkpoints
+from tests.support.archives import fresh, reopened, with_checkpoints
 from tests.support.backends import Backend
+from tests.support.pruning import NOW
 
 stores = pytest.mark.parametrize("backend", ["memory", "local", "moto"], indirect=True)
 
@@ -119,3 +120,22 @@ def test_tags_show_themselves(tmp_path: Path) -> None:
     assert repr(arc.tags).splitlines()[-1].split()[:5] == ["paper", "3", "step-1", "main", "<b>anna"]
     assert "&lt;b&gt;anna" in arc.tags._repr_html_()
     assert np.array_equal(arc.tags.table["commit"].to_numpy(), [3])
+
+
+def test_a_commit_of_which_something_was_pruned_is_not_tagged_also_after_an_undo() -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        for number in range(4):  # the files of the first commits are folded: only they name them
+            w.add_episode(steps(5), episode_id=f"e{number}")
+            w.commit()
+        for number in range(2):
+            w.checkpoint(number).result()
+    reopened(arc).tag("all")
+    reopened(arc).forget(archive.Keep(last=1), dry_run=False)
+    assert reopened(arc).prune(dry_run=False, **NOW).deleted
+    reopened(arc).undo()  # possible, as the tag has kept what was forgotten
+    with pytest.raises(ExpiredError, match=r"commit 2 .* cannot be tagged: some of what it leads to was pruned"):
+        reopened(arc).tag("early", 2)
+    assert reopened(arc).tag("late", 6).commit == 6
+    assert not reopened(arc).prune(**NOW).errors
+    assert [*reopened(arc).tags] == ["all", "late"]
