@@ -44,8 +44,6 @@ def cost(
         raise UsageError(f"archive={archive!r:.80} is no archive: give an open one, archive.open(url)")
     taken = observed.figures(archive.storage, archive.head, run)
     if "step_bytes" not in taken | figures:
-        raise UsageError(
-            f"the shards of {archive.url} are folders of many objects: give the bytes of a step, step_bytes="
-        )
+        raise UsageError(f"the shards of {archive.url} are many objects each: give step_bytes=, or --step-bytes")
     told = f"{archive.url}: figures of its newest checkpoints" + (f"; given: {', '.join(figures)}" if figures else "")
     return Cost(Workload(**(taken | figures)), priced, told)

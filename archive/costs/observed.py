@@ -49,7 +49,7 @@ def figures(storage: Storage, head: Commit, run: str | None) -> dict[str, Any]:
 def _run_of(storage: Storage, head: Commit, run: str | None) -> tuple[str, RunEntry]:
     if run is None and len(head.runs) != 1:
         known = ", ".join(map(repr, list(head.runs)[:10])) or "none yet"
-        raise UsageError(f"say which run of {storage.url} is meant, with run=: {known}")
+        raise UsageError(f"say which run of {storage.url} is meant, by run= or --run: {known}")
     name = next(iter(head.runs)) if run is None else run
     if name not in head.runs:
         known = ", ".join(map(repr, list(head.runs)[:10])) or "none"

@@ -210,7 +210,7 @@ def test_an_archive_that_tells_too_little(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(UsageError, match="say which run"):
         archive.cost(archive.create("memory://costs/none"))
     folders = job("memory://costs/folders", monkeypatch, journal=False, layout="directory")
-    with pytest.raises(UsageError, match="give the bytes of a step"):
+    with pytest.raises(UsageError, match="give step_bytes="):
         archive.cost(folders)
     assert archive.cost(folders, step_bytes=1000).run.ranks == 2
     with pytest.raises(archive.NotFoundError, match="no run 'other'"):
