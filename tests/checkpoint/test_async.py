@@ -29,7 +29,7 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
         self.open, self.reached, self.wanted = threading.Event(), threading.Event(), wanted
         self.error: Exception | None = None
-        for verb in ("put", "create"):
+        for verb in ("put", "put_fresh", "create"):
             monkeypatch.setattr(Storage, verb, self._guarded(getattr(Storage, verb)))
 
     def _guarded(self, real: Any) -> Any:
