@@ -15,7 +15,7 @@ from archive.log import place as writer_place
 from archive.observe import timed
 from resharding.placement import Rules, identity, place, within_bounds
 from resharding.plans import Plan
-from resharding.source import SourceBuffer
+from resharding.source import SourceBuffer, sources_of
 
 LIVE, ARCHIVE, IGNORE = TAILS = ("live", "archive", "ignore")
 
@@ -69,7 +69,7 @@ def plan(
         )
     checkpoint, origin, takes_all = _with_tails(checkpoint, tails, session)
     world_size = writer_place(None, None, "main", "-").world_size if world_size is None else world_size
-    sources, chosen = {name: SourceBuffer(checkpoint, name) for name in checkpoint.buffers}, unfinished or "continue"
+    sources, chosen = sources_of(checkpoint), unfinished or "continue"
     room = _capacities(capacity, sources)
     rules = {
         name: Rules(

@@ -32,7 +32,7 @@ from archive.checkpoint import Checkpoint
 from archive.log import Origin, place
 from resharding.placement import FILTERED, Placement
 from resharding.share import Share
-from resharding.source import SourceBuffer
+from resharding.source import SourceBuffer, sources_of
 
 FORMAT = 1
 _WHAT = "the text of this plan"
@@ -242,9 +242,9 @@ class Plan:
             raise _damaged(f"it is for {said.world_size} ranks")
         if said.digest != checkpoint.commit.digest:
             raise UsageError(f"the plan was made for commit {said.commit}, not for checkpoint {checkpoint.name!r}")
-        if strange := said.buffers.keys() - checkpoint.buffers.keys():
+        sources = sources_of(checkpoint)
+        if strange := said.buffers.keys() - sources.keys():
             raise _damaged(f"the checkpoint has no buffer {min(strange)!r:.80}")
-        sources = {name: SourceBuffer(checkpoint, name) for name in checkpoint.buffers}
         for name, one in said.buffers.items():
             _check_steps(one, said.world_size, sources[name].units)
         origin = None if said.origin is None else Origin(*said.origin)

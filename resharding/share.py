@@ -284,8 +284,8 @@ class ShareBuffer:
     @cached_property
     def columns(self) -> Mapping[str, np.ndarray[Any, Any]]:
         """Name -> one value for each live step, in the share's order."""
-        names, pieces = self.checkpoint.buffers[self.name]["columns"], self._pieces[1]
-        return {name: self._source.column(name, pieces) for name in names}
+        saved, pieces = self.checkpoint.buffers.get(self.name), self._pieces[1]
+        return {} if saved is None else {name: self._source.column(name, pieces) for name in saved["columns"]}
 
     @cached_property
     def attributes(self) -> dict[str, dict[str, Any]]:

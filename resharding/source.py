@@ -24,11 +24,16 @@ from archive.arrays import (
     sums,
 )
 from archive.base import ColumnError, NotFoundError, UsageError, cached_property
-from archive.checkpoint import Checkpoint
+from archive.checkpoint import MAIN_BUFFER, Checkpoint
 from archive.fields import dtypes
 from archive.read import Episodes, Spans
 from archive.saved import common
 from archive.tables import among
+
+
+def sources_of(checkpoint: Checkpoint) -> dict[str, SourceBuffer]:
+    """The buffers of a checkpoint, by name. A recovery of prompts alone has none; the main one is empty then."""
+    return {name: SourceBuffer(checkpoint, name) for name in checkpoint.buffers or (MAIN_BUFFER,)}
 
 
 class SourceBuffer:

@@ -18,7 +18,7 @@ from tests.support.places import ROOT
 
 FIGURES = {
     "modules": 318,
-    "lines of the engine": 50_030,
+    "lines of the engine": 50_035,
     "modules that serve one sibling": 25,
     "modules named ...ing": 12,
     "records and protocols of the engine": 230,

@@ -196,9 +196,11 @@ def test_lines_of_documents_are_short(path: Path) -> None:
 # -- where tests lie ---------------------------------------------------------------------------------------------------
 
 TESTS = ROOT / "tests"
-NO_ROOMS = {"benchmarks", "data", "examples", "golden", "support", "whole"}
+NO_ROOMS = {"benchmarks", "data", "examples", "golden", "simulation", "support", "whole"}
 MODULES = [
-    p for p in sorted(TESTS.rglob("*.py")) if p.relative_to(TESTS).parts[0] not in NO_ROOMS - {"support", "whole"}
+    p
+    for p in sorted(TESTS.rglob("*.py"))
+    if p.relative_to(TESTS).parts[0] not in NO_ROOMS - {"simulation", "support", "whole"}
 ]
 
 

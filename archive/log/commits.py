@@ -91,10 +91,10 @@ def newest(storage: Storage, first: Callable[[], list[int]] | None = None) -> Co
     numbers = first() if first else first_numbers(storage)
     if not numbers or layout.commit_key(numbers[-1] + 1).rpartition("/")[0] != layout.commit_folder(_FIRST_FOLDER):
         numbers = _newest_numbers(storage)
-    if not numbers:
-        return EMPTY
     if storage.driver.lists_at_once:
-        return read(storage, numbers[-1])
+        return read(storage, numbers[-1] if numbers else 0)
+    if not numbers:
+        return [EMPTY, *following(storage, EMPTY)][-1]
     with storage.meanwhile(lambda cancelled: _is_there(storage, numbers[-1] + 1, cancelled)) as goes_on:
         head = read(storage, numbers[-1])
         return [head, *following(storage, head)][-1] if goes_on() else head

@@ -1,0 +1,31 @@
+"""The simulator finds each fault that was there once, when what keeps it out is taken out."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.sampling import fresh_seed
+from tests.support.simulation.guards import GUARDS, Guarded
+
+pytestmark = pytest.mark.usefixtures("simulated")
+
+CPU_S = 60.0
+QUICK = [one for one in GUARDS if one.quick]
+
+
+@pytest.mark.parametrize("guard", QUICK, ids=lambda one: one.fault)
+def test_what_a_guard_keeps_out_is_found_without_it(guard: Guarded) -> None:
+    _find(guard, 0)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("guard", GUARDS, ids=lambda one: one.fault)
+def test_what_a_guard_keeps_out_is_found_by_fresh_seeds(guard: Guarded) -> None:
+    _find(guard, fresh_seed())
+
+
+def _find(guard: Guarded, first: int) -> None:
+    histories, seconds, error = guard.found(first, CPU_S)
+    print(f"{guard.fault}: {histories} histories, {seconds:.1f} s")
+    assert error is not None, f"{histories} histories in {seconds:.1f} s did not show: {guard.fault}"

@@ -1,0 +1,141 @@
+"""The guards of the library, each of which can be taken out, and the histories that then go wrong: a simulator that
+does not find a fault which was there proves nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+
+from archive.journal import recovery, tails, ticker
+from archive.ledger import view
+from archive.log import conflicts, sessions
+from archive.maintain import forget, objects
+from archive.saved import fold
+from tests.support.simulation.histories import FAULTS, STRIKES, HistoryError, explore
+from tests.support.simulation.promises import JOBS
+
+Weights = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A fault, what keeps it out (attributes of the library, and what stands in their place without the guard), and
+    what parties do, and befalls them, where it shows soonest."""
+
+    fault: str
+    without: tuple[tuple[Any, str, Any], ...]
+    parties: tuple[Weights, ...]
+    befalls: tuple[str, ...] = STRIKES + FAULTS
+    quick: bool = False  # found within seconds
+
+    @contextlib.contextmanager
+    def taken_out(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for owner, name, instead in self.without:
+                stack.enter_context(mock.patch.object(owner, name, instead))
+            yield
+
+    def found(self, first: int, cpu_s: float, tries: int = 0) -> tuple[int, float, HistoryError | None]:
+        """Histories of fresh seeds until one goes wrong: how many, the seconds of CPU, and what went wrong."""
+        kind, began, done = replace(JOBS, parties=self.parties, befalls=self.befalls), time.process_time(), [0]
+
+        def stop(number: int, _: int) -> bool:
+            done[0] = number
+            return time.process_time() > began + cpu_s
+
+        with self.taken_out():
+            try:
+                explore(itertools.count(first), kind, stop, tries)
+            except HistoryError as error:
+                return done[0] + 1, time.process_time() - began, error
+        return done[0], time.process_time() - began, None
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """No guard."""
+
+
+def _by_clock(table: pa.Table, sessions: Any) -> pa.Table:
+    return table.sort_by("created_at")
+
+
+def _as_it_was(self: objects.History, settled: int) -> int:
+    """The wait counts from what was in force when it began, undone or not."""
+    return self._let_go.get(settled) or 0
+
+
+def _of_ticks(of: Callable[..., Any]) -> Any:
+    """A recovery only where something ticked."""
+
+    def made(storage: Any, head: Any, entry: Any, found: Mapping[int, Any]) -> Any:
+        return of(storage, head, entry, found) if any(one.objects for one in found.values()) else None
+
+    return staticmethod(made)
+
+
+_JOB = {"start": 2, "add": 5, "sync": 3, "checkpoint": 2, "pause": 1}
+_SAVER = {"start": 0.3, "checkpoint": 4, "add": 2, "pause": 2, "sync": 1}
+GUARDS = (
+    Guarded(
+        "a start that opens late ends a newer job",
+        ((sessions, "_check_seen", _nothing),),
+        (_JOB,),
+        ("stop",),
+        quick=True,
+    ),
+    Guarded(
+        "a prune deletes what the next checkpoint refers to",
+        ((conflicts.Conflicts, "_check_objects", _nothing), (conflicts.Conflicts, "gone", lambda *_: {})),
+        (_SAVER, {"expire": 1}),
+        ("stop",),
+    ),
+    Guarded(
+        "a recovered checkpoint that some ranks cannot read", ((fold.SessionFold, "_kinds", {}),), (_JOB,), quick=True
+    ),
+    Guarded(
+        "a clock that steps back",
+        ((view, "_in_order", _by_clock), (view, "_PLACES", (*view._PLACES, "created_at"))),
+        ({"start": 1.5, "draw": 3, "seal": 3, "sync": 3},),
+        ("clock", "crash"),
+    ),
+    Guarded(
+        "a number of a journal that goes back",
+        ((conflicts, "_check_grows", _nothing),),
+        ({"checkpoint": 3, "add": 2, "sync": 1}, {"recover": 1}),
+    ),
+    Guarded(
+        "a recovery where nothing ticked",
+        ((recovery.RecoveryBase, "of", _of_ticks(recovery.RecoveryBase.of)),),
+        ({"start": 2, "add": 3, "checkpoint": 4},),
+        ("crash",),
+        quick=True,
+    ),
+    Guarded(
+        "a forgetting that starves",
+        ((forget, "MOST_TRIES", 1 << 30), (forget._Forgetting, "_again", _nothing)),
+        ({"checkpoint": 2, "forget": 1}, {"label": 1, "add": 0.3, "commit": 0.3}),
+    ),
+    Guarded(
+        "a wait that counts from what was undone",
+        ((objects.History, "let_go", _as_it_was),),
+        ({"checkpoint": 3, "add": 1}, {"waver": 2, "prune": 2}),
+        (),
+    ),
+    Guarded(
+        "somebody who was replaced is told that all is durable",
+        (
+            (ticker.Heartbeat, "check", ticker.Heartbeat.surface),
+            (ticker.Heartbeat, "beat", _nothing),
+            (tails, "end", lambda *_: {}),
+        ),
+        (_JOB,),
+        ("stop",),
+    ),
+)

@@ -1,0 +1,176 @@
+"""What must be true of an archive at the end of a history, by what its parties were told. DESIGN's "what must never
+happen", as far as interleavings can bring it about."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+import archive
+import resharding
+from tests.support.simulation.histories import KINDS, Kind
+from tests.support.simulation.jobs import PARTIES, REFUSALS, RULES, Rank, Session, State, World, made, read, steps_of
+
+MOST_LOST = 24  # races in a row
+
+
+def check(world: World) -> None:
+    """Hold the end against all that was told."""
+    starving = {name: times for name, times in world.store.lost.items() if times > MOST_LOST}
+    assert not starving, f"forgettings that others kept from being committed: {starving}"
+    bodies = _commits(world)
+    arc = archive.open(world.url)
+    assert arc.head.number == len(bodies)
+    points = {one.number: one for one in arc.checkpoints}
+    held = {number: read(world, one) for number, one in points.items() if one.replay_saved}
+    _check_grows(bodies)
+    _check_saved(world, points, held)
+    _check_durable(world, bodies, held)
+    there = set(arc.episodes.table["episode_id"].to_pylist())
+    lost = world.committed - there - world.forgotten
+    assert not lost or world.let_go or world.expiring, f"episodes that were committed are not there: {sorted(lost)}"
+    for name, number in world.tagged.items():
+        read(world, archive.open(world.url, commit=name).checkpoints.at_commit(number))
+    _check_goes_on(world, arc)
+    report = archive.open(world.url).verify()
+    assert report.sound, f"verify has findings: {report.findings}"
+
+
+def _commits(world: World) -> list[dict[str, Any]]:
+    keys = sorted(key for key in world.store.objects if key.startswith("commits/"))
+    return [json.loads(world.store.objects[key].data.partition(b"\n")[0]) for key in keys]
+
+
+def _landed(world: World) -> dict[int, int]:
+    """Commit -> the time at which it came to be."""
+    out: dict[int, int] = {}
+    for time, one in enumerate(world.store.seen):
+        if one.kind == "create" and one.what.startswith("commits/") and not one.digest.endswith("Error"):
+            out.setdefault(int(one.what.rpartition("/")[2][:9]), time)
+    return out
+
+
+def _check_grows(bodies: list[dict[str, Any]]) -> None:
+    """Of one session no number goes back."""
+    for before, body in pairwise(bodies):
+        for run, entry in body["runs"].items():
+            old = before["runs"].get(run, {})
+            if old.get("session") == entry["session"]:
+                for name in ("sequences", "journal"):
+                    new = entry.get(name) or {}
+                    back = [rank for rank, number in (old.get(name) or {}).items() if new.get(rank, 0) < number]
+                    assert not back, f"{name} of run {run} go back in commit {body['number']}"
+
+
+def _check_saved(world: World, points: dict[int, Any], held: dict[int, frozenset[str]]) -> None:
+    """Each acknowledged checkpoint is there with what was saved, or was let go of."""
+    for session in world.sessions.values():
+        for number, saved in session.saved.items():
+            if number not in points:
+                assert number in world.let_go or session.run in world.expiring, f"checkpoint {number} is gone"
+                continue
+            point, live = (
+                points[number],
+                [rank.states[at].live for rank, at in zip(session.ranks, saved.states, strict=True)],
+            )
+            for rank, own in enumerate(live):
+                assert point.state(rank) == {"value": saved.value}, f"checkpoint {number} has another state"
+                if saved.replay and own:
+                    assert np.all(point.column("p", rank) == saved.value), f"checkpoint {number} has another column"
+            if saved.replay:
+                assert held[number] == frozenset().union(*live), f"checkpoint {number} has other episodes"
+
+
+def _check_durable(world: World, bodies: list[dict[str, Any]], held: dict[int, frozenset[str]]) -> None:
+    """What was told to be durable is in what its session's successor went on from, unless it was told after that had
+    been chosen; and nobody is told so after the successor was opened."""
+    landed, newest = _landed(world), dict[str, str]()
+    for body in bodies:
+        run, name = body["run"], body["session"]
+        if body["kind"] == "session" and newest.get(run) != name:
+            old, new = world.sessions.get(newest.get(run, "")), world.sessions.get(name)
+            if old is not None and new is not None and old.ranks:
+                began = next(one["number"] for one in bodies if one["session"] == old.name)
+                chosen = new.planned if landed[began] < new.looked else landed[body["number"]]
+                origin = (body["runs"][run].get("resumed_from") or {}).get("commit")
+                _check_successor(old, new, chosen, held.get(origin) if origin else None, began_anew=origin is None)
+                _check_zombie(world, old, landed[body["number"]], [*held.values()])
+            newest[run] = name
+
+
+def _check_successor(
+    old: Session, new: Session, chosen: int, origin: frozenset[str] | None, *, began_anew: bool
+) -> None:
+    """A session takes over all that the one before was told is durable before it looked."""
+    if new.ranks and not began_anew:
+        origin = frozenset().union(*(rank.states[0].live for rank in new.ranks))
+    trained = {
+        key
+        for saved in old.saved.values()
+        if saved.told < chosen
+        for rank, at in zip(old.ranks, saved.states, strict=True)
+        for key in rank.states[at].trained
+    }
+    assert not trained & (new.to_train | new.to_reissue), f"{new.name} trains twice {sorted(trained)}"
+    for rank in old.ranks:
+        told = max(_told(old, rank, chosen), default=0)
+        if told == 0:
+            continue
+        assert not began_anew, f"session {new.name} left behind what {old.name} was told is durable"
+        if origin is None:
+            continue
+        able = _reached(rank, origin, told)
+        assert able, f"the origin of {new.name} lacks what {old.name} was told is durable"
+        if new.ranks and len(new.ranks) == len(writers_of(new)):
+            assert any(one.sealed <= new.to_train for one in able), f"{new.name} skips prompts that {old.name} sealed"
+
+
+def writers_of(session: Session) -> list[Rank]:
+    """The ranks that were opened."""
+    return [rank for rank in session.ranks if rank.states]
+
+
+def _told(session: Session, rank: Rank, before: int) -> list[int]:
+    """The states that a rank was told are durable before a time."""
+    number = session.ranks.index(rank)
+    saved = [one.states[number] for one in session.saved.values() if one.told < before and one.replay]
+    return [*saved, *(state for state, _, ended in rank.durable if ended < before)]
+
+
+def _reached(rank: Rank, live: frozenset[str], state: int) -> list[State]:
+    """The states, this one or later ones, in which a rank held just this."""
+    own = live & rank.ever
+    return [one for one in rank.states[state:] if one.live == own]
+
+
+def _check_zombie(world: World, old: Session, opened: int, held: list[frozenset[str]]) -> None:
+    """Who was replaced is told durable of what was journaled before, at the most."""
+    for rank in old.ranks:
+        for state, began, _ in rank.durable:
+            if began <= opened or state == 0 or any(_reached(rank, live, state) for live in held):
+                continue
+            seen = world.store.seen[rank.states[state].at : opened]
+            assert any(one.kind == "create" and one.what.startswith(f"journal/{old.name}/") for one in seen), (
+                f"session {old.name} was told that it is durable after another had taken its place"
+            )
+
+
+def _check_goes_on(world: World, arc: Any) -> None:
+    """Each run can be opened again and saved, with what was told to be durable."""
+    for run in sorted(arc.head.runs):
+        old = world.sessions.get(arc.head.runs[run].session)
+        point = archive.open(world.url).recover(run)
+        live = frozenset() if point is None else read(world, point)
+        for rank in old.ranks if old is not None else ():
+            told = max(_told(old, rank, world.now()), default=0)
+            assert told == 0 or _reached(rank, live, told), f"the recovery of {run} lacks what was durable"
+        share = None if point is None else resharding.plan(point, 1).share(0)
+        with archive.open(world.url).writer(run=None if share else run, resume=share, session=f"last-{run}") as w:
+            w.add_episode(steps_of("last"), episode_id=f"last of {run}")
+            w.checkpoint(10**6, state={"value": 0}).result()
+
+
+JOBS = KINDS["jobs"] = Kind("jobs", made, RULES, PARTIES, check, length=8, points=400, refusals=REFUSALS)
