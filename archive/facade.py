@@ -182,7 +182,7 @@ class Archive:
         self, rank: int | None = None, world_size: int | None = None, run: str | None = None,
         session: str | None = None, schema: Schema | None = None, compression: str | None = "zstd:1",
         resume: Any = None, keep: Keep | None = None, chunk_bytes: int | None = None, fork_from: Any = None,
-        forget: str | None = None, journal_s: float | None = None,
+        forget: str | None = None, journal_s: float | None = None, journal: str = "rank",
     ) -> Writer:  # fmt: skip
         """Open a session (or join that of the other ranks) and write to it.
 
@@ -200,12 +200,13 @@ class Archive:
         that is drawn alone reads its chunk, and many chunks cost bulk reads and writes.  journal_s: make additions
         durable this many seconds later at the latest, by one PUT at a time; see `w.sync()`, `w.durable_until` and
         `w.journal()`. The next commit adopts them without another upload. None: nothing is durable before a commit.
+        journal: "rank", or "node": the ranks of a machine share one PUT at a time (torchrun and Slurm name it).
         """
         if chunk_bytes is not None and chunk_bytes < 1:
             raise UsageError(f"chunk_bytes={chunk_bytes}: give a number of bytes above 0, or None for the usual size")
         log = self._log()
         from archive.checkpoint import resumption
-        from archive.journal import seconds, take_over
+        from archive.journal import node_of, seconds, take_over
         from archive.writer import Writer
 
         journal_s, before = seconds(journal_s), self.io_stats()
@@ -214,7 +215,7 @@ class Archive:
             if start is not None:
                 rank, world_size, run = start.rank, start.world_size, start.run
             who = place(rank, world_size, DEFAULT_RUN if run is None else run, session)
-            forgets = None
+            node, forgets = node_of(journal, journal_s, who), None
             if forget is not None:
                 from archive.maintain import forget as forgetting
 
@@ -223,7 +224,7 @@ class Archive:
             prove(self.storage)
             made = Writer(
                 self.storage, log, who, schema or Schema(), self.layout, compression, self._committed, start, keep,
-                chunk_bytes, forgets, journal_s, partial(take_over, log, who, start),
+                chunk_bytes, forgets, journal_s, partial(take_over, log, who, start), node,
             )  # fmt: skip
         if start is not None:
             resumption.tell(start, self.io_stats() - before, done.seconds)
@@ -245,8 +246,11 @@ class Archive:
 
     def shard_url(self, shard: int | str) -> str:
         """A URL that `zarr.open_group(url, mode="r", storage_options=...)` opens; a shard by number or key."""
-        key = self.shards[shard] if isinstance(shard, int) else shard
+        name = self.shards[shard] if isinstance(shard, int) else shard
+        key = layout.object_of(name)
         url = self.storage.full_url(key)
+        if name != key:
+            return f"zip::zip:/{name.removeprefix(key)}::{url}"
         return f"zip::{url}" if key.endswith(".zip") else url
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from typing import Any, Self
 from archive.base import ClosedError, UsageError, check_text, git_revision, logger, one_line, size
 from archive.checkpoint import MAIN_BUFFER, Keep, Pending, Saver, finish_at_exit, fresh_rows, watch
 from archive.fields import Schema
-from archive.journal import Durable, Journal, JournalObjects
+from archive.journal import Durable, Journal, JournalObjects, Node, NodeJournal
 from archive.ledger import Ledger, Ledgers
 from archive.log import Addition, Attempt, Change, Commit, CommitLog, Place, open_session
 from archive.maintain import check_newest
@@ -49,7 +50,7 @@ class Writer(Buffer):
         self, storage: Storage, log: CommitLog, place: Place, schema: Schema, archive_layout: str,
         compression: str | None, on_commit: Callable[[Commit], None], resume: Resume | None = None,
         keep: Keep | None = None, chunk_bytes: int | None = None, then: Callable[[Commit], None] | None = None,
-        journal_s: float | None = None, take_over: Callable[[], None] = lambda: None,
+        journal_s: float | None = None, take_over: Callable[[], None] = lambda: None, node: Node | None = None,
     ) -> None:  # fmt: skip
         self._storage = storage
         self._log = log
@@ -70,13 +71,19 @@ class Writer(Buffer):
             origin,
             forked_from,
             journal=journal_s is not None,
+            nodes=0 if node is None else node.count,
             check=partial(check_newest, storage, place.run),
             take_over=take_over,
         )
         on_commit(log.head)
         came_from = None if resume is None else resume.checkpoint
         shards = ShardWriter(storage, archive_layout, compression, chunk_bytes)
-        ticks = None if journal_s is None else JournalObjects(shards, place, came_from, lambda: log.head.sighting)
+        self._node: NodeJournal | None = None
+        if node is not None and journal_s is not None:
+            self._node = NodeJournal.of(log, place, node, journal_s)
+        ticks = None
+        if journal_s is not None:
+            ticks = JournalObjects(shards, place, came_from, lambda: log.head.sighting, self._node)
         self._pipeline = Pipeline(shards, ShardObjects(shards, place.session, place.rank) if ticks is None else ticks)
         self._ids_known_at = -1  # the commit up to which existing ids were read; -1: they were not needed yet
         changes = Changes(self._pipeline, self._check, self._surface)
@@ -102,6 +109,9 @@ class Writer(Buffer):
             self._journal = Journal(
                 place, self._pipeline, ticks, changes, self._buffers, self._send, self._tick, journal_s, log
             )
+        if self._node is not None and self._journal is not None:
+            self._node.asked = self._journal.ticker.hurry
+            weakref.finalize(self, self._node.close).atexit = False
         for name, buffer in (resume.buffers if resume else {}).items():
             self._buffer(name)._take_over(buffer)
         if self._journal is not None:
@@ -311,6 +321,7 @@ class Writer(Buffer):
                 config=config,
                 partial=partial,
                 known_at=self._ids_known_at,
+                node=None if self._node is None else self._node.mark,
             )
             given = {MAIN_BUFFER: {"columns": columns, "attributes": attributes, "state": state}, **(buffers or {})}
             cuts = [self._cut_of(name, given.pop(name, {}), incomplete) for name in list(self._buffers)]
@@ -513,6 +524,8 @@ class Writer(Buffer):
         if self._journal is not None:
             self._journal.close()
         self._pipeline.close()
+        if self._node is not None:
+            self._node.close()
         return failed
 
     def _saved(self, commit: Commit, works: Sequence[Work]) -> None:

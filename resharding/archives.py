@@ -50,7 +50,9 @@ AT_ONCE = 4
 BATCH_BYTES = 256 * 1024 * 1024  # of the shards that a batch of a job copies,
 _LEAST_BYTES = 1024 * 1024  # each of which counts as this much at least
 METADATA = "zarr.json"
-_SHARD = re.compile(r"shards/[A-Za-z0-9_%-]+\.(?:zip|zarr)\Z|journal/[A-Za-z0-9_%-]+/rank-[0-9]{5,}/[0-9]{9}\.zip\Z")
+_SHARD = re.compile(
+    r"shards/[A-Za-z0-9_%-]+\.(?:zip|zarr)\Z|journal/[A-Za-z0-9_%-]+/(?:rank|node)-[0-9]{5,}/[0-9]{9}\.zip\Z"
+)
 
 Members = list[dict[str, Any]]  # of a shard, as rows of the chunk table
 Progress = Callable[[int, int], None]
@@ -99,15 +101,15 @@ def copy_shards(
     verify: bool,
     taken: Taken | None = None,
 ) -> dict[str, str]:
-    """Copy the shards that the chunk rows name, without `known` and existing ones, a few at once; the key of each in
-    the target. The first error ends it.
+    """Copy the objects of the shards that the chunk rows name, without `known` and existing ones, a few at once; the
+    name of each shard in the target. The first error ends it.
 
-    moved: called with (shards done, shards).  verify: every byte is read and checked, even where the store would copy
+    moved: called with (objects done, objects).  verify: every byte is read and checked, even where the store would copy
     by itself.
     """
     rows: dict[str, Members] = {}
     for row in chunks.to_pylist():
-        rows.setdefault(row["shard"], []).append(row)
+        rows.setdefault(layout.object_of(row["shard"]), []).append(row)
     keys, taken = {shard: _own_key(shard) for shard in rows}, taken or Taken(target)
     listed = taken.listed - {*known}
     keys |= {s: layout.copy_key(secrets.token_hex(4), key) for s, key in keys.items() if key in listed}
@@ -130,7 +132,8 @@ def copy_shards(
             moved(i + 1, len(jobs))
     finally:
         pool.shutdown(cancel_futures=True)
-    return keys
+    found = {shard: layout.object_of(shard) for shard in distinct(chunks["shard"])}
+    return {shard: keys[key] + shard[len(key) :] for shard, key in found.items()}
 
 
 def _listed(target: Storage) -> set[str]:
@@ -284,7 +287,7 @@ def referred(source: Archive, rows: pa.Table, archive: Archive, moved: Progress)
     shards = len(distinct(rows["shard"]))
     for name in ("shard", "chunks"):
         values = [None if v is None else join_key(source.id, v) for v in rows[name].to_pylist()]
-        for base, key in (split_key(v) for v in values if v is not None):
+        for base, key in (split_key(layout.object_of(v)) for v in values if v is not None):
             needed.setdefault(str(base), set()).add(key)
         rows = _with(rows, name, values)
     for base, keys in needed.items():  # so that garbage collection there spares them
@@ -347,9 +350,9 @@ class Copying(Procedure):
 
     @cached_property
     def _known(self) -> set[str]:
-        """The shards that the target's tables name."""
+        """The objects of the shards that the target's tables name."""
         held = (self._target.columns(["shard"]), self._target.annotations.late)
-        return {key for table in held for key in distinct(table["shard"])}
+        return {layout.object_of(shard) for table in held for shard in distinct(table["shard"])}
 
     def run(self, items: Sequence[str], agree: Callable[[str], str]) -> Result:
         (number,) = {one.partition(" ")[0] for one in items}

@@ -22,13 +22,14 @@ VERSION = 2  # of archives: the first that is promised
 PART_VERSION = 1  # of shards and of staged parts
 JOBS = "jobs"  # the folder of jobs
 MAX_NDIM = 8  # axes of an array of a shard
-JOURNAL, RUN_FILES = "journal", "run files"
+JOURNAL, RUN_FILES, NODES = "journal", "run files", "node journals"
 SCATTERED, ENDS = "scattered columns", "ended journals"  # of single objects of a journal
-FEATURES = frozenset({JOURNAL, RUN_FILES, SCATTERED, ENDS})  # the known ones; objects name theirs
+FEATURES = frozenset({JOURNAL, RUN_FILES, NODES, SCATTERED, ENDS})  # the known ones; objects name theirs
 COMMITS_PER_FOLDER = 1000
 LAYOUTS = ("packed", "directory")
 PRUNED = ".pruned.parquet"  # how the lists of prunes end, which stay as commits do
-_JOURNALED = re.compile(r"journal/(?P<session>[^/.]+)/rank-(?P<rank>[0-9]{5,})/(?P<number>[0-9]{9})\.zip")
+_JOURNALED = re.compile(r"journal/(?P<session>[^/.]+)/(?P<line>(?:rank|node)-[0-9]{5,})/(?P<number>[0-9]{9})\.zip")
+_TICK = re.compile(r"rank-(?P<rank>[0-9]{5,8})-(?P<number>[0-9]{9})\.zip")
 _MADE = (  # by writers: nothing else is ever deleted
     re.compile(r"manifest/[0-9a-f]{8}-(?P<session>[^/.]+)\.[a-z]+\.parquet"),
     re.compile(r"shards/[0-9a-f]{8}-(?P<session>[^/.]+)-[0-9]{5,}\.(?:zip|zarr)"),
@@ -147,7 +148,7 @@ def shard_key(nonce: str, session: str, rank: int, layout: str) -> str:
 def copy_key(nonce: str, key: str) -> str:
     """Another key for a copy of a shard, or of an object of a journal that is one."""
     place = journal_place(key)
-    last = key.rpartition("-")[2] if place is None else f"{place[1]:05d}.zip"
+    last = key.rpartition("-")[2] if place is None else f"{place[1].rpartition('-')[2]}.zip"
     return f"shards/{nonce}-{session_of(key)}-{last}"
 
 
@@ -155,15 +156,49 @@ def state_key(session: str, checkpoint: str, rank: int) -> str:
     return f"states/{escape(session)}/{escape(checkpoint)}/rank-{rank:05d}.zip"
 
 
+def journal_line(kind: str, number: int) -> str:
+    """The folder of the objects of a rank's journal, or of a node's."""
+    return f"{kind}-{number:05d}"
+
+
 def journal_key(session: str, rank: int, number: int) -> str:
     """The key of one flush of a rank's journal; numbers count from 0, without gaps."""
-    return f"journal/{escape(session)}/rank-{rank:05d}/{number:09d}.zip"
+    return f"journal/{escape(session)}/{journal_line('rank', rank)}/{number:09d}.zip"
 
 
-def journal_place(key: str) -> tuple[str, int, int] | None:
-    """The session (escaped), rank and number of an object of a journal; None for all else."""
+def node_key(session: str, node: int, number: int) -> str:
+    """The key of one object of a node's journal; numbers count from 0, without gaps."""
+    return f"journal/{escape(session)}/{journal_line('node', node)}/{number:09d}.zip"
+
+
+def journal_place(key: str) -> tuple[str, str, int] | None:
+    """The session (escaped), line ("rank-00003", "node-00000") and number of an object of a journal; None for all
+    else."""
     found = _JOURNALED.fullmatch(key)
-    return None if found is None else (found["session"], int(found["rank"]), int(found["number"]))
+    return None if found is None else (found["session"], found["line"], int(found["number"]))
+
+
+def tick_name(rank: int, number: int) -> str:
+    """The name of a rank's tick as a member of an object of its node."""
+    return f"{journal_line('rank', rank)}-{number:09d}.zip"
+
+
+def tick_place(name: str) -> tuple[int, int] | None:
+    """The rank and number of a tick by its name as a member; None for all else."""
+    found = _TICK.fullmatch(name)
+    return None if found is None else (int(found["rank"]), int(found["number"]))
+
+
+def shard_in_node(session: str, node: int, number: int, rank: int, tick: int) -> str:
+    """The name of a shard: a rank's tick, in an object of its node."""
+    return f"{node_key(session, node, number)}/{tick_name(rank, tick)}"
+
+
+def object_of(shard: str) -> str:
+    """The key of the object in which a shard lies: its own, or that of the ZIP of which it is a member. No escaped
+    name has a dot."""
+    head, inside, _ = shard.partition(".zip/")
+    return f"{head}.zip" if inside else shard
 
 
 def job_key(job: str, name: str = "") -> str:

@@ -179,7 +179,17 @@ def _run_entry(
     if not made.replay_saved:
         return replace(entry, latest=mark)
     journal = entry.journal  # each rank's objects below this number are in the newest checkpoint
+    indexes = [part.index for part in parts]
     if journal is not None:
-        indexes = [part.index for part in parts]
         journal = {**journal, **{one.rank: one.journal for one in indexes if one.journal is not None}}
-    return replace(entry, latest=mark, latest_replay=mark, journal=journal)
+    return replace(entry, latest=mark, latest_replay=mark, journal=journal, nodes=_nodes(entry, indexes))
+
+
+def _nodes(entry: RunEntry, indexes: Sequence[PartIndex]) -> Mapping[int, int] | None:
+    """Node -> the number of its objects below which nothing is of any of its ranks beyond a checkpoint of these parts,
+    which are of all ranks."""
+    least: dict[int, int] = {}
+    for node, number in (one.node for one in indexes if one.node is not None):
+        least[node] = min(number, least.get(node, number))
+    nodes = entry.nodes
+    return None if nodes is None else {node: max(number, least.get(node, 0)) for node, number in nodes.items()}

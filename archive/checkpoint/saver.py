@@ -58,7 +58,7 @@ class Saver:
 
     def request(
         self, step: int, name: str | None, *, save_replay: bool, progress: Any, unconsumed: Any, metrics: Any,
-        config: Any, partial: bool, known_at: int,
+        config: Any, partial: bool, known_at: int, node: tuple[int, int] | None = None,
     ) -> Request:  # fmt: skip
         self._ordinal += 1
         place = self._place
@@ -66,7 +66,8 @@ class Saver:
             rank=place.rank, world_size=place.world_size, run=place.run, session=place.session,
             name=check_text(f"step-{step}" if name is None else name, "checkpoint name"), step=int(step),
             ordinal=self._ordinal, nonce=secrets.token_hex(8), replay_saved=save_replay, partial=partial,
-            known_at=known_at, resumed_from=self._resumed_from, sequence=self.committed, seen=self._log.head.sighting,
+            known_at=known_at, resumed_from=self._resumed_from, sequence=self.committed, node=node,
+            seen=self._log.head.sighting,
             metrics={check_text(k, "metric"): float(v) for k, v in (metrics or {}).items()},
             lineage=Lineage(config=_json(config, "config")), progress=_json(progress, "progress"),
         )  # fmt: skip

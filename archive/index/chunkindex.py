@@ -22,7 +22,7 @@ from archive.arrays import (
     run_starts,
     widest_gap,
 )
-from archive.base import ByteRange, CorruptManifestError, MissingObjectError, UnsafePathError, cached_property
+from archive.base import ByteRange, CorruptManifestError, MissingObjectError, UnsafePathError, cached_property, layout
 from archive.shard import checksum
 from archive.tables import coded
 
@@ -185,7 +185,8 @@ class ShardIndex:
             return ranges, np.arange(len(ranges)), np.zeros(len(ranges), np.int64)
         block_starts, block_stops, owner = coalesce(starts, starts + sizes, max_gap=max_gap)
         bounds = zip(block_starts.tolist(), block_stops.tolist(), strict=True)
-        return [ByteRange(self.shard, *one) for one in bounds], owner, block_starts[owner]
+        key = layout.object_of(self.shard)
+        return [ByteRange(key, *one) for one in bounds], owner, block_starts[owner]
 
 
 def stored_checksum(data: memoryview, piece: Piece) -> int:

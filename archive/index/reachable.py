@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from archive import tables
-from archive.base import CorruptManifestError
+from archive.base import CorruptManifestError, layout
 from archive.index.episodes import EpisodeIndex
 from archive.index.snapshot import Snapshot
 from archive.log import Commit, FileRef, commits, tablefiles
@@ -56,7 +56,7 @@ class Reach:
         """The shards and chunk files that rows of the segments or late table name."""
         for name, own in (("shard", self.shards), ("chunks", self.manifests)):
             for key in distinct(rows[name]):
-                base, rest = split_key(key)
+                base, rest = split_key(layout.object_of(key))
                 (own if base is None else self.bases.setdefault(base, set())).add(rest)
 
 

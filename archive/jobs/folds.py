@@ -279,7 +279,7 @@ def _filled(late: pa.Table, session: str, since: int, parent: Commit, attempt: A
     """A mask of the rows of the late table whose steps got one of these columns since a commit, but from a session."""
     every = attempt.load("late", parent.files("late"))
     names = {name for row in late["fields"].to_pylist() for name in row}
-    own = {shard for shard in distinct(every["shard"]) if layout.session_of(shard) == escape(session)}
+    own = {shard for shard in distinct(every["shard"]) if layout.session_of(layout.object_of(shard)) == escape(session)}
     told = zip(*(every[name].to_pylist() for name in ("commit", "shard", "fields")), strict=True)
     newer = [commit > since and shard not in own and not names.isdisjoint(fields) for commit, shard, fields in told]
     met = overlaps(late, every.filter(arrow(np.array(newer, bool))))

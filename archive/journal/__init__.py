@@ -4,7 +4,9 @@ after a crash a checkpoint with all that these hold."""
 from __future__ import annotations
 
 from archive.journal import tails
+from archive.journal.ends import index_at
 from archive.journal.journal import Durable, Journal, seconds
+from archive.journal.node import Node, NodeJournal, node_of
 from archive.journal.recovery import recover, take_over
 from archive.journal.tails import Tails
 from archive.journal.ticker import LOOK_S, PATIENCE, QUIET_S
@@ -17,7 +19,11 @@ __all__ = [
     "Durable",
     "Journal",
     "JournalObjects",
+    "Node",
+    "NodeJournal",
     "Tails",
+    "index_at",
+    "node_of",
     "recover",
     "seconds",
     "tails",

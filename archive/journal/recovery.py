@@ -20,7 +20,7 @@ from archive import tables
 from archive.base import ConflictError, SupersededError, at_once, logger, ranks
 from archive.checkpoint import Checkpoint, Checkpoints, Joint, commit_recovered
 from archive.index import ByWriter, Snapshot, chains
-from archive.journal import tails
+from archive.journal import ends, tails
 from archive.journal.tails import RankTail
 from archive.ledger import taken_back
 from archive.log import Commit, CommitLog, Lineage, Place, Recovered, RunEntry, Tail
@@ -135,7 +135,7 @@ def _staged(
         rank=rank, world_size=place.world_size, run=place.run, session=place.session, name=name,
         step=0 if about is None else about.step, ordinal=base.ordinal, nonce=secrets.token_hex(8), replay_saved=True,
         resumed_from=base.resumed_from, sequence=max(base.committed(rank), held.sequence or 0),
-        journal=None if tail is None else tail.next, seen=log.head.sighting,
+        journal=None if tail is None else tail.next, node=None if tail is None else tail.node, seen=log.head.sighting,
         metrics={} if about is None else about.record.metrics,
         lineage=Lineage() if about is None else about.record.lineage,
         progress=base.progress(rank, held),
@@ -435,7 +435,7 @@ def take_over(log: CommitLog, who: Place, start: Resume | None) -> None:
         return
     if start is None:
         recover(log, who.run)
-    left = tails.end(log, who, entry.session)
+    left = ends.end(log, who, entry.session)
     if left and start is None:
         recover(log, who.run)
     elif start is not None:

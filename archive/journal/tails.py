@@ -1,38 +1,34 @@
 """Does I/O: the tails of a run's newest session, which are the unflushed suffixes of its ranks' journals: the objects
 beyond its newest checkpoint.
 
-They are read by number, a few ahead, never by a listing: one request an object, and two or three more a rank, or two of
-a hundred. A tail ends before the first object that is missing or damaged, and with a complete tick.
+They are read by number, a few ahead, never by a listing: one request an object, and two or three more a rank or node,
+or two of a hundred. A tail ends before the first tick that is missing or damaged, and with a complete one. A tick is an
+object of its rank's, or lies in one of its node's; numbers tell.
 """
 
 from __future__ import annotations
 
-import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from archive.base import (
-    AlreadyExistsError,
     CorruptCommitError,
     CorruptStateError,
     IntegrityError,
-    Line,
     MissingObjectError,
     NotFoundError,
-    at_once,
     layout,
     one_line,
     size,
     tabulate,
 )
-from archive.log import Commit, CommitLog, Place, Sighting, commits
-from archive.saved import Delta, TickIndex, TickObject, counted, load, pack
-from archive.shard import indexed
+from archive.log import Commit, Sighting, commits
+from archive.saved import Delta, Named, NodeObject, TickIndex, TickObject, counted
 from archive.store import Storage
 
 MISSING, DAMAGED, ENDED = "missing", "damaged", "ended"  # why a tail ends
@@ -43,8 +39,6 @@ MAX_AHEAD = 16  # objects of a rank that are fetched at once
 _ONE_MORE_EVERY = 128  # objects found, for each request that may miss
 _ROOM_BYTES = 256 * 1024 * 1024  # of objects in flight, by the sizes that are guessed
 _LEAST_BYTES = 1024 * 1024
-OTHER_RANK_S, STEP_IN_S = 10.0, 1.0  # the wait for another rank, and more of it for each further back in line
-_LOOK_S, _MOST_LOOK_S = 0.1, 1.0  # between looks
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +46,9 @@ class RankTail:
     """The tail of one rank: its objects from `start` to before `next`, and their content.
 
     ended: "missing", there is no object `next`; "damaged": that object cannot be used; "ended": a
-    session that takes its place has ended the journal. why: a sentence.
+    session that takes its place has ended the journal. why: a sentence. node: if some lie in objects of its node, which
+    one, and the number of these below which nothing is of this rank from `next` on. spoiled: the damaged object of its
+    node at which it ends.
     """
 
     rank: int
@@ -64,6 +60,8 @@ class RankTail:
     ended: str
     why: str
     held: Delta
+    node: tuple[int, int] | None = None
+    spoiled: str | None = None
 
     @property
     def objects(self) -> int:
@@ -146,14 +144,16 @@ def read(storage: Storage, head: Commit, run: str) -> dict[int, RankTail]:
     entry = head.runs[run]
     if not entry.journal:
         return {}
-    room = _Room()
     count = min(RANKS_AT_ONCE, len(entry.journal))
     with (
         ThreadPoolExecutor(count, "archive-tails") as ranks,
         ThreadPoolExecutor(RANKS_AT_ONCE, "archive-ahead") as pool,
     ):
-        readers = [_TailReader(storage, head, run, rank, room, pool) for rank in sorted(entry.journal)]
-        return {one.rank: one for one in ranks.map(_TailReader.read, readers)}
+        source = _Lookahead(storage, pool)
+        readers = {rank: _TailReader(source, head, run, rank) for rank in sorted(entry.journal)}
+        nodes = [_NodeReader(source, entry.session, *one, readers) for one in sorted((entry.nodes or {}).items())]
+        damage = [found for some in ranks.map(_NodeReader.read, nodes) for found in some]
+        return {one.rank: one for one in ranks.map(partial(_TailReader.read, damage=damage), readers.values())}
 
 
 class _Room:
@@ -177,80 +177,150 @@ class _Room:
                 self._changed.notify_all()
 
 
-class _TailReader:
-    """The reader of one rank's tail."""
+class _Lookahead:
+    """Objects by number, a few ahead, in bounded memory over all who read; and a damaged one again."""
 
-    def __init__(
-        self, storage: Storage, head: Commit, run: str, rank: int, room: _Room, pool: ThreadPoolExecutor
-    ) -> None:
+    def __init__(self, storage: Storage, pool: ThreadPoolExecutor) -> None:
+        self.storage = storage
+        self._pool = pool
+        self._room = _Room()
+
+    def objects(self, key_of: Callable[[int], str], number: int) -> Iterator[tuple[int, str, bytes | None]]:
+        """Number, key and bytes of each object from a number on, without end; None for a missing one. A thread that
+        has one in hand asks for some by `few`: it must not wait for room."""
+        found, largest = 0, _LEAST_BYTES
+        while True:
+            ahead = min(1 + found // _ONE_MORE_EVERY, MAX_AHEAD, max(1, _ROOM_BYTES // 8 // largest))
+            numbers = range(number + found, number + found + ahead)
+            with self._room.of(ahead * largest):
+                keys = [key_of(n) for n in numbers]
+                datas = [self._get(keys[0])] if ahead == 1 else list(self._pool.map(self._get, keys))
+                for n, key, data in zip(numbers, keys, datas, strict=True):
+                    largest = max(largest, len(data or b""))
+                    yield n, key, data
+                del datas, data
+            found += ahead
+
+    def few(self, key_of: Callable[[int], str], number: int, stop: int) -> Iterator[tuple[int, str, bytes | None]]:
+        """The same for the objects below `stop`."""
+        for n in range(number, stop):
+            yield n, (key := key_of(n)), self._get(key)
+
+    def _get(self, key: str) -> bytes | None:
+        try:
+            return self.storage.get_head(key, MAX_OBJECT_BYTES + 1)
+        except MissingObjectError:
+            return None
+
+    def taken(self, key: str, data: bytes, take: Callable[[bytes, str], object]) -> str | None:
+        """Take in an object's bytes; if they are damaged, in the same way each time, a sentence why. CorruptStateError
+        if they differ at each read, for then the answers are damaged. take: raises IntegrityError, given where it is.
+        """
+        where, found = self.storage.full_url(key), data
+        for _ in range(MAX_LOOKS):
+            try:
+                if len(found) > MAX_OBJECT_BYTES:
+                    raise CorruptStateError(f"{where} is larger than any object of a journal")
+                take(found, where)
+            except IntegrityError as e:
+                why = str(e)
+            else:
+                return None
+            before, again = found, self._get(key)
+            if again is None or again == before:
+                return why if again is not None else f"there is no {key}"
+            found = again
+        raise CorruptStateError(f"{why}; it differed at each read, so the store's answers cannot be trusted")
+
+
+class _TailReader:
+    """The reader of one rank's tail. `node`: whose objects had ticks of it."""
+
+    def __init__(self, source: _Lookahead, head: Commit, run: str, rank: int) -> None:
         entry = head.runs[run]
-        self._storage = storage
+        self._source = source
         self._head = head
         self._run = run
         self._session = entry.session
         self._rank = rank
         self._start = (entry.journal or {})[rank]
-        self._room = room
-        self._pool = pool
-        self._largest = _LEAST_BYTES
         self._held = Delta()
         self._tick: list[Delta] = []  # of the incomplete tick
         self._found = 0  # objects, also those of an incomplete tick
         self._after = 0  # rows of the next object are not below it
-        self._ended_by: str | None = None  # the session that ended the journal, once that was found
+        self._ended: tuple[str, str] | None = None  # how and why
         self._looked_for = head.number  # commits up to this one are there
+        self._using = threading.Lock()
+        self.node: int | None = None
+        self._until = 0  # objects of its node below this number were read,
+        self._places: list[tuple[int, int]] = []  # with these ticks: number, and that of the object
+        self._last_place = -1
 
-    def read(self) -> RankTail:
-        """The tail, read to its end."""
-        while True:
-            number = self._start + self._found
-            ahead = min(1 + self._found // _ONE_MORE_EVERY, MAX_AHEAD, max(1, _ROOM_BYTES // 8 // self._largest))
-            with self._room.of(ahead * self._largest):
-                keys = [layout.journal_key(self._session, self._rank, n) for n in range(number, number + ahead)]
-                found = [self._get(keys[0])] if ahead == 1 else list(self._pool.map(self._get, keys))
-                for key, data in zip(keys, found, strict=True):
-                    if (why := self._take(key, data)) is not None:
-                        found_damage = ENDED if self._ended_by else DAMAGED
-                        return self._ended(MISSING if data is None else found_damage, why)
-                del found, data
+    @property
+    def _next(self) -> int:
+        return self._start + self._found
 
-    def _get(self, key: str) -> bytes | None:
-        try:
-            return self._storage.get_head(key, MAX_OBJECT_BYTES + 1)
-        except MissingObjectError:
-            return None
+    def read(self, damage: Sequence[_Damage]) -> RankTail:
+        """The tail, read to its end. damage: objects of nodes that are damaged, with whichever ticks they had."""
+        self._take_own(None)
+        held, (ended, why) = self._held, self._ended or (MISSING, "")
+        mine = [one for one in damage if self.node in (None, one.node) and one.number > self._last_place]
+        spoiled = min(mine, key=lambda one: one.number) if ended == MISSING and mine else None
+        ended, why = (ended, why) if spoiled is None else (DAMAGED, spoiled.why)
+        following = self._start + held.objects
+        if self._tick:
+            why += f"; the tick that begins with number {following} is not complete"
+        least = min((place for number, place in self._places if number >= following), default=self._until)
+        node = None if self.node is None else (self.node, least)
+        counts = counted(held.table("segments"))
+        at = None if spoiled is None else spoiled.key
+        return RankTail(self._rank, self._start, following, *counts, held.nbytes, ended, why, held, node, at)
 
-    def _take(self, key: str, data: bytes | None) -> str | None:
-        """Add an object to the tail. If it ends the tail, a sentence why: it is missing, or damaged in the same way
-        each time. CorruptStateError if it differs at each read, for then the answers are damaged."""
-        why = self._added(key, data)
-        for _ in range(MAX_LOOKS):
-            if why is None or data is None or self._ended_by:
-                return why
-            before, data = data, self._get(key)
-            if data == before:
-                return why
-            why = self._added(key, data)
-        raise CorruptStateError(f"{why}; it differed at each read, so the store's answers cannot be trusted")
+    def _take_own(self, stop: int | None) -> None:
+        """Add objects of its own to the tail: those below `stop`, or to its end."""
+        if self._ended:
+            return
+        key_of, first = partial(layout.journal_key, self._session, self._rank), self._next
+        source = self._source
+        for _, key, data in source.objects(key_of, first) if stop is None else source.few(key_of, first, stop):
+            if data is None:
+                self._ended = MISSING, f"there is no {key}"
+            else:
+                self._take(key, data, partial(_own, key))
+            if self._ended:
+                return
 
-    def _added(self, key: str, data: bytes | None) -> str | None:
-        """Add an object with these bytes to the tail; a sentence why not, if it cannot be added."""
-        where = self._storage.full_url(key)
-        if data is None:
-            return f"there is no {key}"
-        self._largest = max(self._largest, len(data))
-        try:
-            if len(data) > MAX_OBJECT_BYTES:
-                raise CorruptStateError(f"{where} is larger than any object of a journal")
-            tick = TickObject(data, key, where)
-            if tick.index.ended_by is not None:
-                self._ended_by = tick.index.ended_by
-                return f"session {tick.index.ended_by!r} took the place of this one"
-            self._add(tick.index, Delta.of(tick, self._run, self._after))
-        except IntegrityError as e:
-            return str(e)
-        self._check_seen(tick.index.seen, where)
-        return None
+    def take_member(self, name: Named, key: str, place: int, data: bytes) -> None:
+        """Add a tick that lies in an object of its node, if it is the next one; ticks between are of its own."""
+        with self._using:
+            self._places += [(name[1], place)] if name[1] >= self._start else []
+            self._take_own(name[1])
+            if self._ended is None and name[1] == self._next:  # else it was there already, as after a lost answer
+                self._take(key, data, partial(_member, key, name))
+                self._last_place = place if self._ended is None else self._last_place
+
+    def take_end(self, node: int, until: int) -> None:
+        """Take note that all objects of its node below this number were read."""
+        self._until = until if self.node == node else self._until
+
+    def _take(self, key: str, data: bytes, parsed: Callable[[bytes, str], TickObject]) -> None:
+        """Add an object to the tail, or take note why it ends it."""
+        found: list[tuple[TickObject, Delta | None]] = []
+
+        def take(data: bytes, where: str) -> None:
+            tick = parsed(data, where)
+            found.append((tick, None if tick.index.ended_by else Delta.of(tick, self._run, self._after)))
+
+        why = self._source.taken(key, data, take)
+        if why is not None:
+            self._ended = DAMAGED, why
+            return
+        tick, delta = found[-1]
+        if delta is None:
+            self._ended = ENDED, f"session {tick.index.ended_by!r} took the place of this one"
+            return
+        self._add(tick.index, delta)
+        self._check_seen(tick.index.seen, tick.where)
 
     def _add(self, index: TickIndex, delta: Delta) -> None:
         """Add an object; those of a tick count once it is complete."""
@@ -266,116 +336,64 @@ class _TailReader:
         """Refuse to go on if the rank had seen a commit that is gone; each commit is looked for once."""
         if seen is None or seen.commit <= self._looked_for:
             return
-        if (why := commits.missing(self._storage, self._head, seen, where)) is not None:
+        if (why := commits.missing(self._source.storage, self._head, seen, where)) is not None:
             raise CorruptCommitError(why)
         self._looked_for = seen.commit
 
-    def _ended(self, ended: str, why: str) -> RankTail:
-        held = self._held
-        if self._tick:
-            why += f"; the tick that begins with number {self._start + held.objects} is not complete"
-        counts = counted(held.table("segments"))
-        return RankTail(self._rank, self._start, self._start + held.objects, *counts, held.nbytes, ended, why, held)
+
+def _own(key: str, data: bytes, where: str) -> TickObject:
+    """The tick in an object of its rank's."""
+    return TickObject(data, key, where)
 
 
-def index_at(storage: Storage, key: str) -> TickIndex:
-    """The index of the journal object at `key`; its other bytes are not read."""
-    where = storage.full_url(key)
-    head = storage.get_head(key, indexed.HEAD_BYTES)
-    start, stop = indexed.index_span(head, where)
-    head = head if stop <= len(head) else storage.get(key, 0, stop)
-    return load(TickIndex, head[start:stop], key, where)
+def _member(key: str, name: Named, data: bytes, where: str) -> TickObject:
+    """A tick in an object of its node."""
+    return NodeObject(data, key, where).tick(name)
 
 
-def end(log: CommitLog, who: Place, session: str) -> dict[int, int]:
-    """End the journals of the session that a writer's session replaces: rank -> the number of objects beyond the newest
-    checkpoint, of the ranks that have some. Journals of a newer session, or the writer's own, are not ended.
+class _Damage(NamedTuple):
+    """An object of a node's journal whose ticks are not known."""
 
-    From then on the next object of each rank is there already, so that it can report nothing more as durable.
-    If another rank of the writer's session has begun to do it, this one waits for it; that rank may have died.
-    """
-    is_mine = False
-    while (entry := log.head.runs[who.run]).session == session:
-        assert entry.journal
-        first, *others = sorted(entry.journal.items())
-        ended = partial(_end_rank, log, who, entry.session)
-        count, is_new = ended(first)
-        is_mine |= is_new  # also objects that an earlier turn has made
-        if not is_mine and _opened(log, who):
-            return {}
-        counts = [count, *(count for count, _ in at_once(ended, others, RANKS_AT_ONCE))]
-        now = log.catch_up().runs[who.run]
-        if now.session != entry.session or now.journal == entry.journal:  # else the next objects are others
-            return {rank: count for (rank, _), count in zip([first, *others], counts, strict=True) if count}
-    return {}
+    node: int
+    number: int
+    key: str
+    why: str
 
 
-def _opened(log: CommitLog, who: Place) -> bool:
-    """True once another rank has opened the session; False if that takes too long."""
-    line = Line(who.rank, who.world_size, STEP_IN_S)
-    wait = line.wait(OTHER_RANK_S + line.turn * line.step_of(who.world_size), _LOOK_S, _MOST_LOOK_S)
-    while not (opened := log.catch_up().runs[who.run].session == who.session) and not wait.over:
-        wait.pause()
-    return opened
+class _NodeReader:
+    """The reader of one node's journal: it gives each rank its ticks."""
 
+    def __init__(
+        self, source: _Lookahead, session: str, node: int, start: int, readers: Mapping[int, _TailReader]
+    ) -> None:
+        self._source = source
+        self._session = session
+        self._node = node
+        self._start = start
+        self._readers = readers
 
-def _end_rank(log: CommitLog, who: Place, session: str, journal: tuple[int, int]) -> tuple[int, bool]:
-    """The number of objects that a rank has from its next one on, and False if another rank of the writer's session had
-    ended its journal. journal: the rank, and the number of its next object as of the newest checkpoint."""
-    rank, start = journal
-    storage, number = log.storage, start
-    block = layout.with_feature(layout.format_block(layout.PART_VERSION), layout.ENDS)
-    while True:
-        marker = TickIndex(
-            who.run,
-            session,
-            rank,
-            number,
-            secrets.token_hex(8),
-            0,
-            seen=log.head.sighting,
-            ended_by=who.session,
-            format=block,
-        )
-        try:
-            storage.create_once(marker.key, pack(marker, {}, [])[0])
-        except AlreadyExistsError:
-            known = ended_by(storage, marker.key)
-            if known is None:
-                number = _last_there(storage, session, rank, number)
-                known = ended_by(storage, layout.journal_key(session, rank, number))
-            if known is not None:
-                return _whole(storage, session, rank, start, number), known != who.session
-            number += 1
-        else:
-            return _whole(storage, session, rank, start, number), True
+    def read(self) -> list[_Damage]:
+        """Read to the first missing object, or that which ends the journal; the damaged objects on the way."""
+        damage: list[_Damage] = []
+        for number, key, data in self._source.objects(partial(layout.node_key, self._session, self._node), self._start):
+            found: list[tuple[NodeObject, bytes]] = []
 
+            def take(data: bytes, where: str, key: str = key, found: list[Any] = found) -> None:
+                found.append((NodeObject(data, key, where), data))
 
-def _whole(storage: Storage, session: str, rank: int, start: int, stop: int) -> int:
-    """The number of objects from `start` to `stop`, less the last ones, of a tick that is not complete."""
-    while stop > start:
-        try:
-            if not index_at(storage, layout.journal_key(session, rank, stop - 1)).goes_on:
+            why = None if data is None else self._source.taken(key, data, take)
+            if data is None or (found and found[-1][0].index.ended_by is not None):
+                for reader in self._readers.values():
+                    reader.take_end(self._node, number)
                 break
-        except (IntegrityError, MissingObjectError):
-            break
-        stop -= 1
-    return stop - start
+            if why is not None:
+                damage.append(_Damage(self._node, number, key, why))
+            elif found:
+                self._deal(number, *found[-1])
+        return damage
 
-
-def _last_there(storage: Storage, session: str, rank: int, number: int) -> int:
-    """The number before the first missing object from here on; object `number` is there."""
-    while True:
-        numbers = range(number + 1, number + 1 + MAX_AHEAD)
-        there = at_once(lambda n: storage.exists(layout.journal_key(session, rank, n)), numbers, MAX_AHEAD)
-        if not all(there):
-            return number + there.index(False)
-        number = numbers[-1]
-
-
-def ended_by(storage: Storage, key: str) -> str | None:
-    """The session that ended a journal by this object; None for an object of a tick, or a damaged one."""
-    try:
-        return index_at(storage, key).ended_by
-    except (IntegrityError, MissingObjectError):
-        return None
+    def _deal(self, number: int, found: NodeObject, data: bytes) -> None:
+        for name in found.members:
+            if (reader := self._readers.get(name[0])) is not None:
+                reader.node = self._node
+                reader.take_member(name, found.key, number, data)

@@ -133,6 +133,15 @@ class Ticker:
             self.oldest = now
             self._wake()
 
+    def hurry(self) -> bool:
+        """Flush soon what was noted, as others of the node do; False if nothing was."""
+        if self.oldest is None:
+            return False
+        if self._hurry is None:
+            self._hurry = time.monotonic()
+            self._wake()
+        return True
+
     def take(self, oldest: float | None = None) -> None:
         """Take note that a flush was made. oldest: the time of the oldest addition that may not be in it."""
         self.oldest, self._hurry, self._flushed = oldest, None, time.monotonic()

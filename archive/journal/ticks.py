@@ -23,9 +23,10 @@ from archive.base import (
     jsontree,
     layout,
 )
-from archive.journal import tails
+from archive.journal import ends
+from archive.journal.node import NodeJournal
 from archive.log import Place, Sighting, tablefiles
-from archive.saved import TickColumn, TickIndex, Values, changed, described, in_order, newest, pack
+from archive.saved import TickColumn, TickIndex, Values, changed, described, in_order, lying, newest, pack
 from archive.shard import ShardWriter, encode
 from archive.write import Buffer, Column, Cut, Kind, LiveSet, Seal, Stretch, Upload, Written, encoded, live
 
@@ -216,10 +217,16 @@ class JournalObjects:
     sealed = True
 
     def __init__(
-        self, writer: ShardWriter, place: Place, resumed_from: int | None, seen: Callable[[], Sighting | None]
+        self,
+        writer: ShardWriter,
+        place: Place,
+        resumed_from: int | None,
+        seen: Callable[[], Sighting | None],
+        node: NodeJournal | None = None,
     ) -> None:
-        """seen: gives the newest commit that the rank knows."""
+        """seen: gives the newest commit that the rank knows.  node: shares objects with other ranks of its node."""
         self._writer = writer
+        self._node = node
         self._place = place
         self._resumed_from = resumed_from
         self._seen = seen
@@ -237,6 +244,8 @@ class JournalObjects:
         said: TickChanges = TickChanges({}, {}, {}) if seal is None else seal.said
         tables = {kind: table for kind in ("segments", "ledger") if (table := getattr(rows, kind)).num_rows}
         tables |= {} if said.live is None else {"live": said.live}
+
+        spent: list[float] = []
 
         def packed() -> tuple[list[Any], pa.Table]:
             """The object's buffers, and the chunk rows of its shard."""
@@ -257,15 +266,25 @@ class JournalObjects:
                 shard = encode(arrays, attributes={}) if arrays else []
             buffers, placed = pack(index, {kind: table for kind, table in tables.items() if table.num_rows}, shard)
             if seal is not None:
-                self.took(time.monotonic() - seal.made)
+                self.took(seconds := time.monotonic() - seal.made)
+                spent.append(seconds)
             return buffers, rows.chunks if slab is None else tablefiles.chunk_rows(key, placed)
 
         def put(found: tuple[list[Any], pa.Table]) -> Written:
             buffers, chunks = found
+            made = Written(rows._replace(chunks=chunks), upload.number + 1)
+            try:
+                shared = None if self._node is None else self._node.store(upload.number, buffers)
+            except SupersededError as e:
+                self.ended(e)
+                raise
+            if shared is not None:
+                self.took(sum(spent) + shared.waited_s)
+                return made._replace(rows=lying(made.rows, key, shared.shard, shared.offset))
             try:
                 self._writer.storage.create_once(key, buffers)
             except AlreadyExistsError as e:
-                if (by := tails.ended_by(self._writer.storage, key)) is not None:
+                if (by := ends.ended_by(self._writer.storage, key)) is not None:
                     self.ended(error := self._place.superseded(by))
                     raise error from e
                 raise SessionInUseError(
@@ -273,6 +292,6 @@ class JournalObjects:
                     "this rank of this session; end one of them, and open this one's writer under a session name of "
                     "its own"
                 ) from e
-            return Written(rows._replace(chunks=chunks), upload.number + 1)
+            return made
 
         upload.complete(packed, put)

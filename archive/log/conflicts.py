@@ -19,7 +19,12 @@ from archive.store import Storage
 from archive.tables import SHARDED, objects_of
 
 LEFT, FORGOTTEN = "left behind", "forgotten"  # reasons of a prune: no commit ever named it; a commit forgot it
-_GROWING = {"sequences": "rows", "journal": "objects of the journal"}  # of a run's entry: rank -> how many are in it
+# of a run's entry: rank or node -> how many are in it
+_GROWING = {
+    "sequences": "rows of rank",
+    "journal": "objects of the journal of rank",
+    "nodes": "objects of the journal of node",
+}
 
 
 class Conflicts:
@@ -116,7 +121,7 @@ def _check_grows(parent: Commit, draft: Commit) -> None:
             new: Mapping[int, int] = getattr(entry, field) or {}
             if back := [rank for rank, number in old.items() if new.get(rank, 0) < number]:
                 rank = back[0]
-                told = f"{old[rank]} {what} of rank {rank}, this one {new.get(rank, 0)}"
+                told = f"{old[rank]} {what} {rank}, this one {new.get(rank, 0)}"
                 raise _newer(before, draft, f"has {told} (somebody recovered them meanwhile)")
     _check_order(parent, draft)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from archive.base import Count, MisshapenError, Positive, Record, stored
+from archive.base import Count, MisshapenError, Positive, Record, layout, stored
 
 MARKS = ("latest_replay", "latest")  # of a run
 
@@ -89,9 +89,10 @@ class KeepRule(Record):
 class RunEntry(Record):
     """A run, as a commit has it. `superseded`: sessions before the newest; `sequences`: rank -> its segments below this
     number are committed; `journal`: rank -> its journal objects below this number are in the newest checkpoint, of a
-    session that has a journal (of each rank of its world), else None. `stands_for`: of a session that a restore
-    made, so that no writer goes on: the newest session at that time. `opened`: number of the commit that opened
-    `session`; None in early archives."""
+    session that has a journal (of each rank of its world), else None; `nodes`: node -> the objects that its ranks share
+    below this number have nothing beyond that, of a session in which nodes keep journals, else None. `stands_for`: of a
+    session that a restore made, so that no writer goes on: the newest session at that time. `opened`: number of the
+    commit that opened `session`; None in early archives."""
 
     session: str
     opened: Count | None = None
@@ -103,12 +104,19 @@ class RunEntry(Record):
     forked_from: ForkedFrom | None = None
     keep: KeepRule | None = None
     journal: Mapping[int, Count] | None = None
+    nodes: Mapping[int, Count] | None = None
     stands_for: str | None = None
 
     @property
     def sessions(self) -> tuple[str, ...]:
         """Session ids of this run, oldest first."""
         return (*self.superseded, self.session)
+
+    @property
+    def journal_lines(self) -> dict[str, int]:
+        """Line of objects of its journals ("rank-00003", "node-00000") -> the number below which nothing is awaited."""
+        ranks = {layout.journal_line("rank", rank): number for rank, number in (self.journal or {}).items()}
+        return ranks | {layout.journal_line("node", node): number for node, number in (self.nodes or {}).items()}
 
     @property
     def marks(self) -> dict[str, Mark]:

@@ -147,6 +147,7 @@ def open_session(
     forked_from: ForkedFrom | None = None,
     *,
     journal: bool = False,
+    nodes: int = 0,
     check: Callable[[Commit], None] = lambda head: None,
     take_over: Callable[[], None] = lambda: None,
     again: bool = False,
@@ -155,9 +156,9 @@ def open_session(
 
     seen: the newest commit that was known at the decision.  keep: retention of checkpoints, for the run from
     now on; None leaves it as it is.  origin: the checkpoint that it goes on from; the first rank to open has it
-    recorded.  journal: likewise, True if it has a journal.  check: called before the session is opened, unless it
-    is open already; if it raises, nothing is written.  take_over: likewise, called when its rank is claimed.
-    again: an earlier try of the same may have claimed it.
+    recorded.  journal: likewise, True if it has a journal.  nodes: likewise, how many nodes keep one for their ranks.
+    check: called before the session is opened, unless it is open already; if it raises, nothing is written.
+    take_over: likewise, called when its rank is claimed.  again: an earlier try of the same may have claimed it.
     """
 
     def may_open(head: Commit) -> None:
@@ -184,7 +185,7 @@ def open_session(
                 raise _WentOnError
 
         try:
-            _say(log, "open", who, partial(_opened, who, keep, forked_from), origin, journal, may_open_now)
+            _say(log, "open", who, partial(_opened, who, keep, forked_from), origin, journal, may_open_now, nodes)
         except _WentOnError:
             log.catch_up()
             continue
@@ -194,7 +195,7 @@ def open_session(
         _say(log, "resume", who, lambda parent: parent.runs[who.run], origin, False, who.newest)
     _check_same_origin(log.head, who, origin)
     if journal and log.head.runs[who.run].journal is None:  # its opener keeps none
-        _say(log, "journal", who, lambda parent: parent.runs[who.run], None, True, who.newest)
+        _say(log, "journal", who, lambda parent: parent.runs[who.run], None, True, who.newest, nodes)
 
 
 class _WentOnError(Exception):
@@ -222,8 +223,9 @@ def _say(
     origin: Origin | None,
     journal: bool,
     requirement: Requirement,
+    nodes: int = 0,
 ) -> None:
-    """Commit the run's entry, with the session's origin, and an empty journal if it keeps one."""
+    """Commit the run's entry, with the session's origin, and empty journals, of so many nodes, if it keeps some."""
 
     def adds(parent: Commit, attempt: Attempt) -> Addition:
         entry, known, rows = entry_of(parent), parent.format, {}
@@ -233,6 +235,9 @@ def _say(
         if journal:
             entry = replace(entry, journal=dict.fromkeys(range(who.world_size), 0))
             known = layout.with_feature(known, layout.JOURNAL)
+        if journal and nodes:
+            entry = replace(entry, nodes=dict.fromkeys(range(nodes), 0))
+            known = layout.with_feature(known, layout.NODES)
         return rows, {"runs": parent.runs_with({who.run: entry}), "format": known}
 
     change = Change("session", adds, [requirement], who.run, who.session)
@@ -270,6 +275,7 @@ def _opened(who: Place, keep: KeepRule | None, forked_from: ForkedFrom | None, p
             sequences={},
             resumed_from=None,
             journal=None,
+            nodes=None,
             stands_for=None,
         )
     return replace(

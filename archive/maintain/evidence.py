@@ -28,7 +28,7 @@ from archive.base import (
     size,
 )
 from archive.jobs import Jobs
-from archive.journal import tails
+from archive.journal import index_at
 from archive.log import Commit, Mark, Sighting, about, commits, sessions
 from archive.maintain.objects import History, StoredObject, forgotten, running, stored
 from archive.saved import Part
@@ -170,7 +170,7 @@ def _told(
     rounds = Jobs(storage).unfinished() if any(key.startswith("shards/") for key in keys) else ()
     sessions = set() if history.head is None else running(history.head, rounds)
     piles: dict[tuple[str, str], list[str]] = {}
-    newest: dict[tuple[str, int], tuple[int, str]] = {}
+    newest: dict[tuple[str, str], tuple[int, str]] = {}
     for key in keys:
         session, kind, place = layout.session_of(key), key.partition("/")[0], layout.journal_place(key)
         passed = history.journaled.passed(key)
@@ -191,7 +191,7 @@ def _told(
         yield keys[0], f"{what}; {_MAY if session in sessions else _DIED}"
     for _, key in newest.values():
         with suppress(ArchiveError):  # its tail reports damage
-            evidence.add(key, tails.index_at(storage, key).seen)
+            evidence.add(key, index_at(storage, key).seen)
 
 
 def _staged(storage: Storage, key: str, evidence: Evidence) -> str:

@@ -307,6 +307,7 @@ def _fenced(entry: RunEntry, now: RunEntry | None, number: int) -> RunEntry:
         sequences={},
         resumed_from=None,
         journal=None,
+        nodes=None,
         stands_for=entry.stands_for or entry.session,
     )
 

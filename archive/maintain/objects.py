@@ -164,7 +164,8 @@ class Watermarks:
     """Watermarks of journals: the numbers of each session's objects up to which checkpoints have them."""
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[str, int], int] = {}  # session (escaped), rank -> number of objects in checkpoints
+        # session (escaped), line of objects -> how many of these are in checkpoints
+        self._numbers: dict[tuple[str, str], int] = {}
 
     @classmethod
     def of(cls, head: Commit) -> Watermarks:
@@ -176,8 +177,8 @@ class Watermarks:
     def note(self, runs: Mapping[str, RunEntry]) -> None:
         """Raise the marks to what these entries have."""
         for entry in runs.values():
-            for rank, number in (entry.journal or {}).items():
-                self._numbers[escape(entry.session), rank] = number
+            for line, number in entry.journal_lines.items():
+                self._numbers[escape(entry.session), line] = number
 
     def awaited(self, key: str) -> bool:
         """True if the key is of an object that may still be recovered, or committed by its session."""
@@ -248,11 +249,11 @@ class History:
         found = [ref for path, ref in self._chunks.items() if path in there]
         for at in range(0, len(found), _AT_ONCE):
             table = tablefiles.load(self._storage, "chunks", found[at : at + _AT_ONCE], ["shard"])
-            self._shards.update(distinct(table["shard"]))
+            self._shards.update(map(layout.object_of, distinct(table["shard"])))
         self._chunks = {}
         return self._shards
 
     def learn(self, path: str, shards: Iterable[str]) -> None:
         """Give the shards of a chunk file, which is then not read again."""
         if self._chunks.pop(path, None) is not None:
-            self._shards.update(shards)
+            self._shards.update(map(layout.object_of, shards))

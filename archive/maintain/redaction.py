@@ -30,9 +30,9 @@ from archive.maintain.relocation import Location, Relocation
 from archive.maintain.survivors import RUNNING, Decision, rows_held
 from archive.maintain.tags import Tags
 from archive.read.chunks import Segments, Shards
-from archive.saved import UNCONSUMED, Part, TickObject
+from archive.saved import UNCONSUMED, Part, TickObject, ticks_of
 from archive.store import Storage, split_key
-from archive.tables import LISTED, STRETCH, TABLES, among, distinct, mention, objects_of, overlaps
+from archive.tables import LISTED, STRETCH, TABLES, among, distinct, mention, objects_of, overlaps, stored_in
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -140,8 +140,8 @@ def transaction(session: str) -> str:
 
 @dataclass(frozen=True)
 class _Stored:
-    """Shards that must go, and the steps of others in them: rows of a table, and their steps that stay, as ranges, in
-    order.
+    """Objects of shards that must go, and the steps of others in them: rows of a table, and their steps that stay, as
+    ranges, in order.
 
     source: the rows of the table as segments, to be read from.
     """
@@ -167,14 +167,14 @@ class _Stored:
 
 
 def _segments(decision: Decision) -> _Stored:
-    """The shards of rows that go, and those that name or still hold parts of such; rows of others are in them whole."""
+    """The objects of the shards of rows that go, and those that name or still hold parts of such; rows of others are in
+    them whole."""
     import pyarrow as pa
 
     table = decision.snapshot.columns(tables.schema("segments").names)
-    shard = table["shard"].cast(pa.string()).combine_chunks()
-    gone = {*distinct(table["shard"].take(pa.array(decision.gone)))}
+    gone = {layout.object_of(shard) for shard in distinct(table["shard"].take(pa.array(decision.gone)))}
     gone |= _leavings(decision) | _journals_naming(decision)
-    rows = np.flatnonzero(among(shard, {key for key in gone if split_key(key)[0] is None}) & decision.rows)
+    rows = np.flatnonzero(stored_in(table, {key for key in gone if split_key(key)[0] is None}) & decision.rows)
     pieces = Steps(rows, np.zeros_like(rows), numbers(table["length"])[rows])
     return _Stored("segments", table, decision.snapshot, frozenset(gone), rows, pieces)
 
@@ -202,7 +202,7 @@ def _late(decision: Decision) -> _Stored:
 
 
 def _leavings(decision: Decision) -> set[str]:
-    """Shards of kept rows, written by the sessions of rows that go or by compactions, that hold more than their rows:
+    """Objects of kept rows, written by the sessions of rows that go or by compactions, that hold more than their rows:
     maybe steps of an episode that no row names any more."""
     import pyarrow as pa
 
@@ -210,12 +210,30 @@ def _leavings(decision: Decision) -> set[str]:
     shards, sessions = (table[name].cast("string").combine_chunks() for name in ("shard", "session"))
     wrote = {escape(name) for name in sessions.unique().to_pylist()}
     gone = {escape(name) for name in sessions.take(pa.array(decision.gone)).unique().to_pylist()}
-    made = {key: layout.session_of(key) for key in shards.unique().drop_null().to_pylist()}
+    made = {key: layout.session_of(layout.object_of(key)) for key in shards.unique().drop_null().to_pylist()}
     moved = {key for key, session in made.items() if session is not None and session not in wrote}
     if not decision.parent.let_go and not moved:
         return set()
     wanted = moved | {key for key, session in made.items() if session in gone}
-    return _with_more(decision.snapshot, np.flatnonzero(among(shards, wanted)))
+    more = _with_more(decision.snapshot, np.flatnonzero(among(shards, wanted)))
+    return {layout.object_of(shard) for shard in more} | _with_more_ticks(decision, wanted)
+
+
+def _with_more_ticks(decision: Decision, shards: Set[str]) -> set[str]:
+    """The objects of nodes' journals, of those that these shards lie in, with steps of a tick that no kept row
+    names."""
+    import pyarrow as pa
+
+    kept = {*distinct(decision.snapshot.columns(["shard"]).filter(pa.array(decision.rows))["shard"])}
+    storage, out = decision.snapshot.storage, set[str]()
+    for key in sorted({layout.object_of(shard) for shard in shards} - shards):
+        try:
+            ticks = ticks_of(storage.get(key), key, storage.full_url(key))
+            if any(tick.shard not in kept and tick.index.rows.get("segments") for tick in ticks):
+                out.add(key)
+        except CorruptStateError:  # its content is unknown
+            out.add(key)
+    return out
 
 
 def _with_more(snapshot: Snapshot, rows: Ints) -> set[str]:
@@ -315,12 +333,12 @@ def _listed(names: Sequence[str]) -> str:
 
 
 class _Mentions:
-    """A search for ids of episodes, and for the shards of their steps."""
+    """A search for ids of episodes, and for the objects of the shards of their steps."""
 
-    def __init__(self, storage: Storage, ids: Set[str], shards: Set[str]) -> None:
+    def __init__(self, storage: Storage, ids: Set[str], objects: Set[str]) -> None:
         self._storage = storage
-        self._names = {"episode_id": ids, "shard": shards}
         self._ids = ids
+        self._objects = objects
         self._known: dict[str, bool] = {}  # file of a table, or staged object -> whether it mentions them
 
     def in_tables(self, commit: Commit) -> bool:
@@ -338,10 +356,14 @@ class _Mentions:
 
     def _in_file(self, kind: str, ref: FileRef) -> bool:
         if ref.path not in self._known:
-            names = [name for name in self._names if name in TABLES[kind].columns]
+            names = [name for name in ("episode_id", "shard") if name in TABLES[kind].columns]
             table = tablefiles.load(self._storage, kind, [ref], names) if names else None
-            self._known[ref.path] = table is not None and mention(table, self._names)
+            self._known[ref.path] = table is not None and self._mentions(table)
         return self._known[ref.path]
+
+    def _mentions(self, table: pa.Table) -> bool:
+        stored = "shard" in table.column_names and bool(stored_in(table, self._objects).any())
+        return stored or mention(table, {"episode_id": self._ids})
 
     def _in_object(self, key: str, nonce: str | None) -> bool:
         if key not in self._known:
@@ -384,7 +406,8 @@ def _journals_naming(decision: Decision) -> set[str]:
     kept, gone = table.filter(pa.array(decision.rows)), table.filter(pa.array(~decision.rows))
     sessions = _hearing(decision.snapshot.branches, gone["session"].unique().to_pylist())
     found = zip(kept["shard"].to_pylist(), kept["session"].to_pylist(), strict=True)
-    keys = {key for key, session in found if session in sessions and key and layout.journal_place(key)}
+    named = {layout.object_of(shard) for shard, session in found if session in sessions and shard}
+    keys = {key for key in named if layout.journal_place(key)}
     return _naming(decision.snapshot.storage, keys, {*gone["episode_id"].to_pylist()})
 
 
@@ -404,12 +427,16 @@ def _naming(storage: Storage, keys: Iterable[str], ids: Set[str]) -> set[str]:
         some = wanted[at : at + _AT_ONCE]
         for key, data in zip(some, storage.get_all(some), strict=True):
             try:
-                found = TickObject(data, key, storage.full_url(key))
-                rows = [found.table(kind) for kind in ("segments", "ledger")]
-                texts = [text for of in found.index.attributes.values() for text in of.values()]
-                names = {name for text in texts for name in jsontree.loads(text, where=found.where)}
+                if any(_names_one(tick, ids) for tick in ticks_of(data, key, storage.full_url(key))):
+                    out.add(key)
             except CorruptStateError:
                 out.add(key)
-            else:
-                out |= {key} if names & ids or any(mention(table, {"episode_id": ids}) for table in rows) else set()
     return out
+
+
+def _names_one(tick: TickObject, ids: Set[str]) -> bool:
+    """True if a tick names one of these episodes."""
+    rows = [tick.table(kind) for kind in ("segments", "ledger")]
+    texts = [text for of in tick.index.attributes.values() for text in of.values()]
+    names = {name for text in texts for name in jsontree.loads(text, where=tick.where)}
+    return bool(names & ids) or any(mention(table, {"episode_id": ids}) for table in rows)

@@ -25,7 +25,7 @@ from archive.maintain.tags import Tags
 from archive.read import Episodes, Reader
 from archive.saved import Part
 from archive.store import Storage
-from archive.tables import ADDRESS, Address, among
+from archive.tables import ADDRESS, Address, among, stored_in
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -193,7 +193,7 @@ def _protected(rows: _ByEpisode, asked: ForgetRequest) -> list[tuple[str, Mask]]
     snapshot = rows.snapshot
     storage, head = snapshot.storage, snapshot.commit
     pins = read_pins(storage)  # of shards with steps, and of files with their chunk rows
-    pinned = among(_text(snapshot, "shard"), pins) | among(_text(snapshot, "chunks"), pins)
+    pinned = stored_in(snapshot.columns(["shard"]), pins) | among(_text(snapshot, "chunks"), pins)
     found = [(RUNNING, rows.marked(_running(snapshot))), (PINNED, rows.marked(pinned))]
     if asked.ids is None:
         awaited = [among(rows.names, ids) for ids in _awaited(storage, head)]

@@ -22,7 +22,7 @@ from archive.maintain.shardcheck import CheckedShards, NamedShard, ShardCheck, b
 from archive.observe import telling
 from archive.saved import Part
 from archive.store import Roots, split_key
-from archive.tables import CHUNK_FILE, among, distinct, of_segments
+from archive.tables import CHUNK_FILE, distinct, of_segments, stored_in
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -297,7 +297,7 @@ class _Verification:
             for one in () if found is None else found.ranks:
                 self.report.journaled += one.objects
                 if one.ended == tails.DAMAGED:
-                    key = layout.journal_key(entry.session, one.rank, one.next)
+                    key = one.spoiled or layout.journal_key(entry.session, one.rank, one.next)
                     folder, _, name = key.rpartition("/")
                     lost = sum(other >= name for other in self._storage.list(folder))
                     problem = f"{one.why}; if the job dies now, this and what comes after it, {lost} objects, are lost"
@@ -328,7 +328,7 @@ class _Verification:
             table_of = partial(Snapshot(self._storage, commit).columns, _OF_SHARDS)
             found = self.attempt(f"the segments table of commit {commit.number}", table_of)
             if found is not None and self._reach is not None:
-                yield found.filter(among(found["shard"], self._reach.shards))
+                yield found.filter(stored_in(found, self._reach.shards))
 
     def _late(self) -> pa.Table:
         """Rows of the late table, as of an episode without a name."""

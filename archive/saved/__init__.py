@@ -1,5 +1,5 @@
 """The objects that ranks save. Snapshots of buffers, and rows, come in; one object goes out, and can be read back: a
-part of a checkpoint, which is whole, or a tick of a journal, which has what is new."""
+part of a checkpoint, which is whole, a tick of a journal, which has what is new, or the ticks of a node together."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from archive.saved.index import (
     UNCONSUMED,
     AttributeRef,
     ColumnRef,
+    NodeIndex,
     PartIndex,
     SavedIndex,
     StateRef,
@@ -16,7 +17,8 @@ from archive.saved.index import (
     TickIndex,
     load,
 )
-from archive.saved.object import Part, TickObject, WholeObject, pack
+from archive.saved.node import Named, NodeObject, pack_node, ticks_of
+from archive.saved.object import Part, TickObject, WholeObject, lying, pack
 from archive.saved.part import Request, keeps_rows, name_taken, stage
 
 __all__ = [
@@ -26,6 +28,9 @@ __all__ = [
     "Before",
     "ColumnRef",
     "Delta",
+    "Named",
+    "NodeIndex",
+    "NodeObject",
     "Part",
     "PartIndex",
     "Request",
@@ -45,8 +50,11 @@ __all__ = [
     "in_order",
     "keeps_rows",
     "load",
+    "lying",
     "name_taken",
     "newest",
     "pack",
+    "pack_node",
     "stage",
+    "ticks_of",
 ]

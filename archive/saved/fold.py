@@ -21,7 +21,7 @@ from archive.base import CorruptStateError, cached_property, jsontree
 from archive.saved.columns import Values, alike, blank, compacted, fill, in_order
 from archive.saved.index import PartIndex
 from archive.saved.object import TickObject
-from archive.tables import NO_ENV, coded, distinct
+from archive.tables import NO_ENV, coded
 from archive.write import Column, Cut, Kind, RankRows, Stretch, live_steps, ordered
 
 if TYPE_CHECKING:
@@ -75,8 +75,10 @@ class Delta:
         out.objects, out.nbytes, out.sequence = 1, tick.nbytes, index.sequence
         out.resumed_from, out.progress = index.resumed_from, index.progress
         out.progress_at = None if index.progress is None else index.number
-        found = {kind: _rows(tick, kind, after) for kind in ("segments", "ledger")} | {"chunks": tick.chunks()}
-        out._parts = {kind: [table] if table.num_rows else [] for kind, table in found.items()}
+        rows = tick.rows
+        for kind in ("segments", "ledger"):
+            _check_rows(tick, kind, getattr(rows, kind), after)
+        out._parts = {kind: [table] if table.num_rows else [] for kind, table in rows._asdict().items()}
         if "live" in index.rows:
             out.live = tick.table("live")
             _check_writer(tick, out.live, "live")
@@ -122,22 +124,19 @@ class Delta:
         return RankRows(*map(self.table, RankRows._fields))
 
 
-def _rows(tick: TickObject, kind: str, after: int) -> pa.Table:
-    """The object's rows of a table, if they are its rank's own, numbered from `after` on, and stored in it."""
+def _check_rows(tick: TickObject, kind: str, table: pa.Table, after: int) -> None:
+    """The object's rows of a table must be its rank's own, numbered from `after` on."""
     import pyarrow.compute as pc
 
-    index, table, where = tick.index, tick.table(kind), tick.where
+    index, where = tick.index, tick.where
     _check_writer(tick, table, kind)
     if not table.num_rows:
-        return table
+        return
     numbers = pc.min_max(table["sequence"]).as_py()
     if numbers["min"] is None or numbers["min"] < after or numbers["max"] >= index.sequence:
         raise CorruptStateError(
             f"{where} has {kind} rows {numbers['min']} to {numbers['max']}, not of {after} to {index.sequence}"
         )
-    if kind == "segments" and {*distinct(table["shard"])} - {index.key}:
-        raise CorruptStateError(f"{where} has rows of steps that are not stored in it")
-    return table
 
 
 def _check_writer(tick: TickObject, table: pa.Table, kind: str) -> None:

@@ -1,8 +1,8 @@
 """Pure, no I/O: the indexes of the objects that a rank saves, as records: of its part of a checkpoint, with all that
-its buffers hold, and of a tick of its journal, with what is new.
+its buffers hold; of a tick of its journal, with what is new; and of the ticks of a node's ranks together.
 
-archive/FORMAT.md says what each field means. Both stand in front of a ZIP that is also a Zarr group
-(`archive.shard.indexed`), and have the offsets of its members.
+archive/FORMAT.md says what each field means. They stand in front of a ZIP (`archive.shard.indexed`), which but for the
+last kind is also a Zarr group, and have the offsets of its members.
 """
 
 from __future__ import annotations
@@ -115,8 +115,9 @@ class PartIndex(SavedIndex):
     Columns and attributes by buffer and name. `known_at`: the commit up to which ids that the user gave were checked;
     below 0 if there were none. `sequence`: the rank's segments below it are in the checkpoint.
     `journal`: so are its journal objects below this number; None if it keeps none. `journaled`: objects below this
-    number were journaled before it, though a part without buffers has nothing of them. `seen`: the newest commit that
-    its writer knew.
+    number were journaled before it, though a part without buffers has nothing of them. `node`: if its rank shares
+    objects with others of its node, which node, and the number of its objects below which nothing is of this rank
+    beyond the checkpoint. `seen`: the newest commit that its writer knew.
     """
 
     REMEDY: ClassVar[str] = "resume from another checkpoint"
@@ -136,6 +137,7 @@ class PartIndex(SavedIndex):
     sequence: Count = stored(0, required=True)
     journal: Count | None = None
     journaled: Count | None = None
+    node: tuple[Count, Count] | None = None
     seen: Sighting | None = None
     metrics: Mapping[str, float] = stored({}, always=True)
     lineage: Lineage = stored(Lineage(), always=True)
@@ -223,6 +225,32 @@ class TickIndex(SavedIndex):
     def key(self) -> str:
         """The key of its object."""
         return layout.journal_key(self.session, self.rank, self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeIndex(SavedIndex):
+    """The index of an object of a node's journal. Its members are ticks of the node's ranks, each byte for byte the
+    object that the rank would have made by itself.
+
+    `seen`: the newest commit that its writer knew. `ended_by`: as in a tick; then it has no members.
+    """
+
+    REMEDY: ClassVar[str] = "what the node's ranks journaled in it is lost"
+
+    run: str
+    session: str
+    node: Count
+    number: Count
+    nonce: str
+    seen: Sighting | None = None
+    ended_by: str | None = None
+    format: Any = stored(layout.format_block(layout.PART_VERSION), required=True)
+    members: Members = stored((), required=True)
+
+    @property
+    def key(self) -> str:
+        """The key of its object."""
+        return layout.node_key(self.session, self.node, self.number)
 
 
 I = TypeVar("I", bound=SavedIndex)  # noqa: E741

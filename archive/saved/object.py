@@ -49,6 +49,12 @@ _METADATA = "zarr.json"
 _END, _END_BYTES = b"PK\x05\x06", 22  # of a ZIP: its last record
 
 
+def check_end(data: bytes, where: str, remedy: str) -> None:
+    """CorruptStateError if an object does not end as it was written."""
+    if data[-_END_BYTES:][:4] != _END:
+        raise CorruptStateError(f"{where} is cut short, as by a torn write; {remedy}")
+
+
 def pack(index: I, rows: Mapping[str, pa.Table], members: Sequence[Member]) -> tuple[list[Any], list[Placed]]:
     """The buffers of an object with these rows of tables and these members, and the places of its members."""
     files: list[Member] = [file_member(f"{name}.parquet", tables.dumps(table)) for name, table in rows.items()]
@@ -267,8 +273,7 @@ class WholeObject(SavedObject[I]):
         self._data = data
         self.damage = f"it is damaged; {kind.REMEDY}"
         self.index = load(kind, data[slice(*indexed.index_span(data, where))], key, where)
-        if data[-_END_BYTES:][:4] != _END:
-            raise CorruptStateError(f"{where} is cut short, as by a torn write; {kind.REMEDY}")
+        check_end(data, where, kind.REMEDY)
         for member in self.index.members:
             self._check(member, self._get([self._range(member)])[0])
 
@@ -316,15 +321,23 @@ class WholeObject(SavedObject[I]):
 
 
 class TickObject(WholeObject[TickIndex]):
-    """An object of a rank's journal."""
+    """A tick of a rank's journal: an object of its own, or a member of one of its node's. `shard`: its name as one."""
 
-    def __init__(self, data: bytes, key: str, where: str) -> None:
+    def __init__(self, data: bytes, key: str, where: str, inside: tuple[str, int] | None = None) -> None:
+        """inside: of a member, its name as a shard, and where it begins."""
         super().__init__(TickIndex, data, key, where)
+        self.shard, self._at = inside or (key, 0)
 
-    def chunks(self) -> pa.Table:
-        """Rows of the chunk table for the shard in it, from the offsets in its index."""
+    @property
+    def rows(self) -> RankRows:
+        """The rows that it adds to tables of a commit; CorruptStateError if some are of steps stored elsewhere."""
+        segments = self.table("segments")
+        if {*tables.distinct(segments["shard"])} - {self.index.key}:
+            raise CorruptStateError(f"{self.where} has rows of steps that are not stored in it")
         of_group = (one for one in self.index.members if one.chunk < 0 or one.array)  # not those of tables
-        return tablefiles.chunk_rows(self.key, [replace(one, offset=self._base + one.offset) for one in of_group])
+        placed = [replace(one, offset=self._base + one.offset) for one in of_group]
+        rows = RankRows(segments, tablefiles.chunk_rows(self.index.key, placed), self.table("ledger"))
+        return rows if self.shard == self.key else lying(rows, self.key, self.shard, self._at)
 
     def values(self) -> dict[str, dict[str, Values]]:
         """The values of its columns, by buffer and name."""
@@ -340,3 +353,24 @@ class TickObject(WholeObject[TickIndex]):
         array = self.array(column.array, int(steps.length.sum()))
         dtypes.check_stored(array, column.dtype)
         return Values(Column(array, column.dtype), steps, streams)
+
+
+def lying(rows: RankRows, key: str, shard: str, offset: int) -> RankRows:
+    """The rows of a tick that does not lie under its own key: its shard has this name, and begins at this offset."""
+    import pyarrow.compute as pc
+
+    chunks = rows.chunks
+    if chunks.num_rows:
+        moved = pc.add(chunks["offset"], offset).cast(chunks["offset"].type)
+        chunks = chunks.set_column(chunks.schema.get_field_index("offset"), chunks.schema.field("offset"), moved)
+    return RankRows(_renamed(rows.segments, key, shard), _renamed(chunks, key, shard), rows.ledger)
+
+
+def _renamed(table: pa.Table, key: str, shard: str) -> pa.Table:
+    """A table with another name of its one shard; rows without one stay so."""
+    import pyarrow as pa
+
+    column = table["shard"]
+    names = [shard if name == key else name for name in column.to_pylist()]
+    values = pa.array(names, pa.string()).dictionary_encode().cast(column.type)
+    return table.set_column(table.schema.get_field_index("shard"), table.schema.field("shard"), values)

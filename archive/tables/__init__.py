@@ -44,6 +44,7 @@ from archive.tables.rows import (
     schema,
     segments_of,
     set_column,
+    stored_in,
     touched,
     weights_of,
 )
@@ -89,6 +90,7 @@ __all__ = [
     "schema",
     "segments_of",
     "set_column",
+    "stored_in",
     "touched",
     "weights_of",
 ]

@@ -4,14 +4,14 @@ segments table: by the address of a segment, a range of steps, or the id of an e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from archive.arrays import Ints, Mask, Steps, arrow, numbers, places, row_codes, texts
-from archive.base import CorruptManifestError
+from archive.base import CorruptManifestError, layout
 from archive.tables.declared import ADDRESS, EPISODE, FOLLOWING, LIVE_STREAM, STREAM, STRETCH, TABLES
 
 if TYPE_CHECKING:
@@ -226,8 +226,13 @@ def coded(column: pa.ChunkedArray) -> tuple[list[str], Ints]:
 
 
 def objects_of(rows: pa.Table) -> set[str]:
-    """The shards and chunk files that rows name, also those of other archives."""
-    return {key for name in ("shard", "chunks") for key in distinct(rows[name])}
+    """The objects of the shards and chunk files that rows name, also those of other archives."""
+    return {layout.object_of(key) for name in ("shard", "chunks") for key in distinct(rows[name])}
+
+
+def stored_in(rows: pa.Table, objects: Collection[str]) -> Mask:
+    """A mask of the rows whose shards lie in these objects."""
+    return among(rows["shard"], {shard for shard in distinct(rows["shard"]) if layout.object_of(shard) in objects})
 
 
 def addresses(table: pa.Table) -> list[Address]:

@@ -16,7 +16,7 @@ import archive
 from archive.base import Line, layout, waits
 from archive.base.errors import RanksMissingError
 from archive.checkpoint import Joint, assembly, requests
-from archive.journal import tails
+from archive.journal import ends
 from archive.log import CommitLog, Place
 from archive.saved import Part
 from tests.support.counted_store import CountedStore, Requests, counted_stores, store_of
@@ -261,8 +261,8 @@ def test_ranks_that_wait_for_one_to_end_a_journal_ask_once_a_second(world: World
     ended = world.log().head.runs["main"].session
     other = Place(0, world.size, "main", "later")
     assert ended != other.session
-    asked = world.each(lambda rank: tails._opened(world.log(), Place(rank, world.size, "main", "later")))
-    check_rates(asked, tails.OTHER_RANK_S)
+    asked = world.each(lambda rank: ends._opened(world.log(), Place(rank, world.size, "main", "later")))
+    check_rates(asked, ends.OTHER_RANK_S)
 
 
 def test_a_line_has_ranks_of_other_machines_next_to_each_other() -> None:

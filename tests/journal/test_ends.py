@@ -16,7 +16,7 @@ import archive
 import resharding
 from archive import journal
 from archive.base import layout
-from archive.journal import tails
+from archive.journal import ends
 from archive.log import Place, sessions
 from archive.maintain import verify
 from archive.store import Storage
@@ -116,13 +116,13 @@ def test_what_was_acknowledged_since_the_recovery_is_not_left_behind(monkeypatch
 def test_a_session_that_begins_from_nothing_recovers_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
     arc = fresh()
     (old,) = alive(arc, saved=False)
-    whole = tails.end
+    whole = ends.end
 
     def end(*args: Any) -> dict[int, int]:
         acknowledged(old, "after the recovery")
         return whole(*args)
 
-    monkeypatch.setattr(tails, "end", end)
+    monkeypatch.setattr(ends, "end", end)
     archive.open(arc.url).writer().close()
     assert {"second-0", "after the recovery"} <= {*arc.refresh().episodes.table["episode_id"].to_pylist()}
     refused(old)
@@ -135,7 +135,7 @@ def test_nobody_ends_the_journal_of_a_newer_session_than_he_saw(session: str) ->
     arc = fresh()
     (old,) = alive(arc, saved=False)
     newer = archive.open(arc.url).writer(session="newer", journal_s=NEVER_S)
-    assert tails.end(archive.open(arc.url)._log(), Place(0, 1, "main", session), old.session) == {}
+    assert ends.end(archive.open(arc.url)._log(), Place(0, 1, "main", session), old.session) == {}
     acknowledged(newer, "goes on")
     refused(old)
     die(old, newer)
@@ -209,10 +209,10 @@ def test_another_rank_does_it_where_the_first_one_died_over_it(monkeypatch: pyte
     old = alive(arc, ranks=3)
     looked = archive.open(arc.url)
     plan = resharding.plan(looked.recover(), world_size=2)
-    monkeypatch.setattr(tails, "OTHER_RANK_S", 0.2)
+    monkeypatch.setattr(ends, "OTHER_RANK_S", 0.2)
     entry = looked.head.runs["main"]
     died = Place(0, 2, "main", "new")
-    assert tails._end_rank(looked._log(), died, "old", (0, entry.journal[0])) == (0, True)
+    assert ends._Successor(looked._log(), died, "old").rank((0, entry.journal[0])) == (0, True)
     new = looked.writer(resume=plan.share(1), session="new", journal_s=NEVER_S)
     for w in old:
         refused(w)
@@ -229,10 +229,10 @@ def test_the_end_comes_after_all_that_is_there(ticks: int) -> None:
     looked.writer(resume=looked.checkpoints.latest, journal_s=NEVER_S)
     refused(old)
     folder = "journal/old/rank-00000"
-    ends = [tails.ended_by(looked.storage, f"{folder}/{name}") for name in looked.storage.list(folder)]
-    assert len(ends) >= ticks + 2
-    assert not any(ends[:-1])
-    assert ends[-1]
+    made = [ends.ended_by(looked.storage, f"{folder}/{name}") for name in looked.storage.list(folder)]
+    assert len(made) >= ticks + 2
+    assert not any(made[:-1])
+    assert made[-1]
     die(old)
 
 
@@ -313,7 +313,7 @@ def test_a_reader_that_does_not_know_that_journals_end_refuses_them(monkeypatch:
     arc = fresh()
     (old,) = alive(arc)
     entry = arc.refresh().head.runs["main"]
-    assert tails._end_rank(arc._log(), Place(0, 1, "main", "new"), "old", (0, entry.journal[0])) == (1, True)
+    assert ends._Successor(arc._log(), Place(0, 1, "main", "new"), "old").rank((0, entry.journal[0])) == (1, True)
     monkeypatch.setattr(layout, "FEATURES", layout.FEATURES - {"ended journals"})
     with pytest.raises(archive.UpgradeError, match="features ended journals"):
         arc.tails()
@@ -393,7 +393,7 @@ def test_a_checkpoint_that_is_made_while_the_next_session_opens_is_not_left_behi
     plan = resharding.plan(point, 1)
     made: list[Any] = []
     before_its_commit(monkeypatch, "session", lambda: made.append(old.checkpoint(2).result(60)))
-    monkeypatch.setattr(tails, "OTHER_RANK_S", 0.2)  # its own end of the journal looks like another rank's
+    monkeypatch.setattr(ends, "OTHER_RANK_S", 0.2)  # its own end of the journal looks like another rank's
     with pytest.raises(archive.ConflictError, match="after the new session was planned"):
         archive.open(arc.url).writer(resume=plan.share(0), session="new", journal_s=NEVER_S)
     again = archive.open(arc.url).writer(resume=arc.refresh().recover(), session="newer", journal_s=NEVER_S)

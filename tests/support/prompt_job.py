@@ -15,6 +15,7 @@ import numpy as np
 
 import archive
 import resharding
+from tests.support.nodes import on_node
 
 NAME = "prompts"
 PARTS = 4
@@ -45,7 +46,8 @@ def expected(key: str, sibling: int) -> dict[str, Any]:
 @dataclass(frozen=True)
 class Job:
     """One session of it. batches: how many each rank draws; None: all that are left, and all is trained at the end.
-    together: whether an episode and its seal are one. checkpoints: whether any is made before the end."""
+    together: whether an episode and its seal are one. checkpoints: whether any is made before the end. nodes: how many
+    machines keep a journal for their ranks; 0: each rank keeps its own."""
 
     session: str
     world_size: int
@@ -54,6 +56,7 @@ class Job:
     checkpoints: bool = True
     journal_s: float = NEVER_S
     wait_s: float = 60.0
+    nodes: int = 0
 
     @property
     def finishes(self) -> bool:
@@ -109,10 +112,12 @@ def begin(
         me.weights = [key for keys in mine for key in keys]
         me.waiting = [name for group in plan.checkpoint.ledger(NAME).to_train() for name in group.episodes]
     planned()
-    if plan is None:
-        w = arc.writer(rank, job.world_size, session=job.session, journal_s=job.journal_s)
-    else:
-        w = arc.writer(resume=plan.share(rank), session=job.session, journal_s=job.journal_s)
+    options = {"session": job.session, "journal_s": job.journal_s, "journal": "node" if job.nodes else "rank"}
+    with on_node(rank, job.world_size, max(1, job.nodes)):
+        if plan is None:
+            w = arc.writer(rank, job.world_size, **options)
+        else:
+            w = arc.writer(resume=plan.share(rank), **options)
     try:
         parts = reader_of(w.ledger(NAME))
     except BaseException:

@@ -2,6 +2,7 @@
 
 Usage: python -m tests.support.prompt_kill '{"url": ..., "options": {...}, "folder": ..., "victim": 0, "together": true,
 "kills": [0, 5, ...] or null for all}' `folder` gets what was told durable. Prints one JSON line: what each kill led to.
+With "nodes" so many machines keep journals for their ranks; with "alone" the others go on when one is killed.
 With the victim null no rank of the first four is killed, but the process of the three that go on, in which two go on
 after it: at any operation of their recovery, resume, and work.
 """
@@ -71,12 +72,12 @@ def go_on(url: str, options: Any, job: Job, log: Path, k: int | None = None) -> 
     return check_end(url, together=job.together, options=options)
 
 
-def ended(ranks: dict[int, int], victim: int) -> dict[int, int]:
-    """Exit codes: when the victim dies, so do the others."""
+def ended(ranks: dict[int, int], victim: int, *, alone: bool) -> dict[int, int]:
+    """Exit codes: when the victim dies, so do the others, unless it dies alone."""
     codes = {victim: code_of(ranks[victim])}
     for rank, pid in ranks.items():
         if rank != victim:
-            if codes[victim]:
+            if codes[victim] and not alone:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             codes[rank] = code_of(pid)
@@ -86,14 +87,15 @@ def ended(ranks: dict[int, int], victim: int) -> dict[int, int]:
 def once(given: dict[str, Any], k: int) -> tuple[bool, int]:
     """Whether somebody was killed, and how many episodes have no seal in the end."""
     victim, options = given["victim"], given["options"]
-    job = Job("first", RANKS, 2, together=given["together"], journal_s=0.05)
+    nodes, alone = given.get("nodes", 0), given.get("alone", False)
+    job = Job("first", RANKS, 2, together=given["together"], checkpoints=not alone, journal_s=0.05, nodes=nodes)
     url, log = f"{given['url']}/{victim}-{k}", Path(given["folder"]) / f"{victim}-{k}"
     assert code_of(forked(lambda: opening.create(url, storage_options=options) and None)) == 0
     ranks = {
         rank: forked(lambda rank=rank: live(url, options, job, rank, log, k if rank == victim else None))
         for rank in range(RANKS)
     }
-    codes = ended(ranks, victim or 0)
+    codes = ended(ranks, victim or 0, alone=alone)
     assert all(code in (0, -signal.SIGKILL) for code in codes.values()), codes
     died = codes[victim or 0] != 0
     if victim is None:

@@ -1,0 +1,268 @@
+"""Threads: one rank's way to share objects of a journal with the other ranks of its node. One of them carries the ticks
+of all to the store; when that one dies, another does. A rank that cannot reach it stores its ticks by itself, under
+their own keys, and waits for nobody longer than `PATIENCE_S`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from logging import WARNING
+from typing import Any, NamedTuple, Self
+
+from archive.base import SupersededError, UsageError, in_child, layout, level_of, logger
+from archive.journal.carrier import Carrier, MessageKind
+from archive.journal.rendezvous import MAX_DATA_BYTES, Link, Message, Rendezvous
+from archive.log import CommitLog, Place, Sighting
+from archive.store import Storage
+
+KINDS = ("rank", "node")  # of journals
+MAX_SHARED_BYTES = min(32 * 1024 * 1024, MAX_DATA_BYTES)  # of a tick: a larger one is an object of its own
+SILENT_S = 10.0  # who gives no sign of life for so long is stopped
+PATIENCE_S = 60.0  # the wait for the store, beyond which a tick is stored by itself as well
+_MEET_S = 2.0  # the wait for who carries, before the first tick and after a death
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.01, 1.0  # between looks for who carries
+_TOLD_AFTER_S = 10.0
+_NAMES = (("GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK"), ("SLURM_NODEID", "SLURM_NNODES", "SLURM_LOCALID"))
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine, by its number among those of a job. local: the number of a rank among those of its machine; the first
+    one logs what each of them could."""
+
+    number: int
+    count: int
+    local: int = 0
+
+
+class Shared(NamedTuple):
+    """The place of a tick in an object of its node: its name as a shard, the offset, and how long it waited there for
+    those of others."""
+
+    shard: str
+    offset: int
+    waited_s: float
+
+
+def node_of(journal: str, journal_s: float | None, place: Place) -> Node | None:
+    """The node of a rank whose journal is its node's; None if it is the rank's own, or if nobody says which node it is.
+    torchrun and Slurm do."""
+    if journal not in KINDS:
+        raise UsageError(f"journal={journal!r}: give 'rank' (an object a rank and tick) or 'node' (an object a node)")
+    if journal == "rank":
+        return None
+    if journal_s is None:
+        raise UsageError("journal='node' needs journal_s=, the seconds after which additions are durable")
+    for number, count, local in _NAMES:
+        given = os.environ.get(number), os.environ.get(count)
+        if None in given:
+            continue
+        node, nodes = (int(one) if one is not None and one.isdecimal() else -1 for one in given)
+        if not 0 <= node < nodes <= place.world_size:
+            raise UsageError(
+                f"{number}={given[0]!r} and {count}={given[1]!r} name no node of a world of {place.world_size} ranks: "
+                "nodes count from 0, and there are at most as many as ranks"
+            )
+        return Node(node, nodes, int(os.environ.get(local, "0")))
+    if place.world_size > 1:
+        logger.log(
+            level_of(place.rank, WARNING),
+            "journal='node': nothing says which node this is, so each rank makes objects of its own; torchrun and "
+            "Slurm set GROUP_RANK and GROUP_WORLD_SIZE, or SLURM_NODEID and SLURM_NNODES: set two of these",
+        )
+        return None
+    return Node(0, 1)
+
+
+class NodeJournal:
+    """One rank's part in the journal of its node. asked: has the rank flush what is pending, soon; False if nothing
+    is. It belongs to the process that made it, and ends by `close`."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        place: Place,
+        archive_id: str,
+        node: Node,
+        within_s: float,
+        seen: Callable[[], Sighting | None],
+    ) -> None:
+        self.node = node.number
+        self._level = level_of(node.local, WARNING)
+        self.asked: Callable[[], bool] = lambda: False
+        self._place = place
+        self._about = storage, place, node.number, within_s, seen
+        self._names = archive_id, place.run, place.session, node.number
+        self._lock = threading.Lock()
+        self._waiting: dict[int, Future[Shared | None]] = {}  # number of a tick -> what became of it
+        self._handed = -1  # the newest tick that was handed over: earlier ones come by themselves
+        self.known = 0  # the node's objects below this number are there
+        self._link: Link | None = None
+        self._meeting: Rendezvous | None = None
+        self._carrier: Carrier | None = None
+        self._met = threading.Event()  # there is a link, or there will be none
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="archive-node", daemon=True)
+        _open.add(self)
+        self._thread.start()
+
+    @classmethod
+    def of(cls, log: CommitLog, place: Place, node: Node, within_s: float) -> Self | None:
+        """The part of a rank in its node's journal; None, and a warning, if its session was opened without one."""
+        nodes = log.head.runs[place.run].nodes
+        if nodes is not None and node.number in nodes:
+            return cls(log.storage, place, log.archive_id, node, within_s, lambda: log.head.sighting)
+        logger.log(
+            level_of(node.local, WARNING),
+            "session %r was opened by a rank with %s, so rank %d, of node %d, makes objects of its own: give all ranks "
+            "the same journal=",
+            place.session,
+            "journals of the ranks" if nodes is None else f"journals of {len(nodes)} nodes",
+            place.rank,
+            node.number,
+        )
+        return None
+
+    @property
+    def mark(self) -> tuple[int, int]:
+        """The node, and the number of its objects below which there is no tick that this rank has yet to complete."""
+        return self.node, self.known
+
+    def store(self, number: int, data: list[Any]) -> Shared | None:
+        """Store a tick in an object of the node; None if it is to be stored by itself. SupersededError if a newer
+        session has ended the journal."""
+        if sum(memoryview(part).nbytes for part in data) > MAX_SHARED_BYTES:
+            return None
+        if not self._met.wait(_MEET_S):
+            self._met.set()  # the next tick does not wait again
+        waiting: Future[Shared | None] = Future()
+        with self._lock:
+            link = self._link
+            if link is None or number <= self._handed:
+                return None
+            self._handed, self._waiting[number] = number, waiting
+            try:
+                link.send(Message(MessageKind.TICK, number, data=b"".join(map(bytes, data))))
+            except OSError:
+                self._waiting.pop(number, None)
+                return None
+        try:
+            return waiting.result(PATIENCE_S)
+        except FutureTimeoutError:
+            return None
+        finally:
+            self._waiting.pop(number, None)
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """End it: others of the node go on."""
+        _open.discard(self)
+        self._stopped.set()
+        self._met.set()
+        if (link := self._link) is not None:
+            link.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)  # it begins nothing more
+        if (carrier := self._carrier) is not None:
+            carrier.close(timeout_s)
+        if (meeting := self._meeting) is not None:
+            meeting.leave()
+
+    def forget(self) -> None:
+        """Drop a forked child's copies of sockets and locks, so that it does not keep the place of its parent."""
+        for one in (self._link, self._carrier, self._meeting):
+            if one is not None:
+                one.forget()
+
+    # -- its thread ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._meeting = meeting = Rendezvous(*self._names)
+            self._meet(meeting)
+        except (OSError, ImportError) as error:
+            told = "the ranks of this node cannot share objects of a journal, so each makes its own: %s"
+            logger.log(self._level, told, error)
+        finally:
+            self._met.set()
+
+    def _meet(self, meeting: Rendezvous) -> None:
+        """Carry, if nobody else does, and be connected to who carries, again and again."""
+        pause_s, since, told = _FIRST_LOOK_S, time.monotonic(), False
+        while not self._stopped.is_set():
+            if self._carrier is None and (listening := meeting.listen()) is not None:
+                self._carrier = Carrier(listening, *self._about)
+            link = meeting.connect(SILENT_S)
+            if link is not None and self._served(link):
+                pause_s, since = _FIRST_LOOK_S, time.monotonic()
+            if not told and time.monotonic() - since > _TOLD_AFTER_S:
+                told = True
+                logger.warning("rank %d does not reach who stores for its node: it stores by itself", self._place.rank)
+                self._met.set()
+            self._stopped.wait(pause_s)
+            pause_s = min(2 * pause_s, _LAST_LOOK_S)
+
+    def _served(self, link: Link) -> bool:
+        """Take in answers until the connection ends; False if there was none."""
+        try:
+            link.send(Message(MessageKind.HELLO, self._place.rank, self.known))
+            while (message := link.receive()) is not None and not self._stopped.is_set():
+                if self._link is None:  # it is alive
+                    self._link = link
+                    self._met.set()
+                self._take(link, message)
+        except OSError:
+            pass  # it died, or is stopped
+        finally:
+            with self._lock:
+                was_alive, self._link = self._link is not None, None
+                if was_alive and not self._stopped.is_set():
+                    self._met.clear()
+                for number in list(self._waiting):
+                    self._answer(number, None)
+            link.close()
+        return was_alive
+
+    def _take(self, link: Link, message: Message) -> None:
+        self.known = max(self.known, message.place + (message.kind == MessageKind.STORED))
+        if message.kind == MessageKind.ASK:
+            if not self.asked():
+                link.send(Message(MessageKind.PASS))
+        elif message.kind == MessageKind.STORED:
+            shard = layout.shard_in_node(
+                self._place.session, self.node, message.place, self._place.rank, message.number
+            )
+            self._answer(message.number, Shared(shard, message.offset, message.seconds))
+        elif message.kind == MessageKind.ALONE:
+            self._answer(message.number, None)
+        elif message.kind == MessageKind.ENDED:
+            error = self._place.superseded(message.data.decode("utf-8", "replace"))
+            for number in list(self._waiting):
+                self._answer(number, error)
+
+    def _answer(self, number: int, found: Shared | SupersededError | None) -> None:
+        waiting = self._waiting.get(number)
+        if waiting is None or waiting.done():
+            return
+        if isinstance(found, SupersededError):
+            waiting.set_exception(found)
+        else:
+            waiting.set_result(found)
+
+
+_open: weakref.WeakSet[NodeJournal] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for one in list(_open):
+        one.forget()
+    _open.clear()
+
+
+in_child(_forget_all)

@@ -1,0 +1,646 @@
+"""Ranks of a node share the objects of their journals: one PUT a node and tick, and all that each rank is promised by
+itself."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import archive
+import resharding
+from archive.base import layout
+from archive.journal import carrier, node, rendezvous
+from archive.log import Place
+from archive.maintain import verify
+from archive.saved import NodeIndex, NodeObject, pack_node
+from tests.support.archives import fresh
+from tests.support.journals import die
+from tests.support.nodes import carries, lines, met, world, writer
+from tests.support.processes import until
+from tests.support.ticks import NEVER_S
+
+RANKS, NODES = 6, 2
+
+
+@pytest.fixture(autouse=True)
+def _slow_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is busy with other tests may need long for a tick."""
+    monkeypatch.setattr(carrier, "MAX_WINDOW_S", 30.0)
+    monkeypatch.setattr(node, "_MEET_S", 30.0)
+
+
+def add(w: archive.Writer, name: str, steps: int = 3) -> str:
+    w.add_episode({"x": np.arange(steps) + 100 * w.rank}, episode_id=f"{name}-{w.rank}")
+    return f"{name}-{w.rank}"
+
+
+def names(found: Any) -> set[str]:
+    return set(found.episodes.table["episode_id"].to_pylist())
+
+
+def check(ck: archive.Checkpoint, wanted: set[str], steps: int = 3) -> None:
+    """It has these episodes, each once, with their steps."""
+    listed = ck.episodes.table["episode_id"].to_pylist()
+    assert sorted(listed) == sorted(wanted)
+    for episode, data in zip(ck.episodes, ck.episodes.read(), strict=True):
+        np.testing.assert_array_equal(data["x"], np.arange(steps) + 100 * int(episode.id.rpartition("-")[2]))
+
+
+def recovered(arc: archive.Archive) -> archive.Checkpoint:
+    found = archive.open(arc.url).recover()
+    assert found is not None
+    assert verify(archive.open(arc.url), deep=True).sound
+    return found
+
+
+# -- what it costs -----------------------------------------------------------------------------------------------------
+
+
+def test_a_tick_is_one_object_a_node_and_no_other_request() -> None:
+    arc = fresh()
+    ws = world(arc, RANKS, NODES)
+    for w in ws:
+        add(w, "tick-0")  # which asks for the names that there are
+    before = [w._storage.stats.snapshot() for w in ws]
+    for tick in range(4):
+        for w in ws if tick else ():
+            add(w, f"tick-{tick}")
+        for w in (ws[1], ws[5]):
+            w.sync()
+        for w in ws:  # all ranks of a node have flushed at once
+            until(lambda w=w: not w.durable_until.seconds_behind)
+    spent = [w._storage.stats.snapshot() - was for w, was in zip(ws, before, strict=True)]
+    assert sum(one.create for one in spent) == 4 * NODES
+    assert sum(one.put + one.get + one.list + one.head for one in spent) == 0
+    assert lines(arc) == {"node-00000": 4, "node-00001": 4}
+    die(*ws)
+    check(recovered(arc), {f"tick-{tick}-{rank}" for tick in range(4) for rank in range(RANKS)})
+
+
+def test_a_commit_and_a_checkpoint_adopt_what_lies_there() -> None:
+    arc = fresh()
+    ws = world(arc, RANKS, NODES)
+    for w in ws:
+        add(w, "first")
+    for w in ws:
+        w.sync()
+    ws[1].commit()
+    assert archive.open(arc.url).episodes["first-1"].read()["x"].tolist() == [100, 101, 102]
+    for one in [w.checkpoint(1) for w in ws]:
+        one.result(60)
+    arc.refresh()
+    check(arc.checkpoints.latest, {f"first-{r}" for r in range(RANKS)})
+    assert {layout.object_of(shard).split("/")[2] for shard in arc.shards} == {"node-00000", "node-00001"}
+    assert not list(arc.storage.scan("shards"))
+    assert arc.head.runs["main"].nodes == {0: 1, 1: 1}
+    assert not arc.tails()
+    die(*ws)
+
+
+def test_a_shard_in_an_object_of_a_node_opens_with_other_tools(tmp_path: Path) -> None:
+    import zarr
+
+    arc = archive.create(str(tmp_path))
+    (w,) = world(arc, 1, 1)
+    add(w, "first")
+    w.sync()
+    w.close()
+    arc.refresh()
+    group = zarr.open_group(arc.shard_url(0), mode="r", zarr_format=3)
+    assert group["x"][:].tolist() == [0, 1, 2]
+
+
+def test_without_it_nothing_is_other_than_before() -> None:
+    arc = fresh()
+    ws = [archive.open(arc.url).writer(r, 2, session="s", journal_s=NEVER_S) for r in range(2)]
+    for w in ws:
+        add(w, "first")
+        w.sync()
+    for one in [w.checkpoint(1) for w in ws]:
+        one.result(60)
+    arc.refresh()
+    assert lines(arc) == {"rank-00000": 1, "rank-00001": 1}
+    assert arc.head.format["features"] == ["journal"]
+    assert b"node" not in b"".join(arc.storage.get_all([one.key for one in arc.storage.scan("commits")]))
+    assert all(arc.checkpoints.latest.staged(rank).index.node is None for rank in range(2))
+    die(*ws)
+
+
+def test_an_earlier_version_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    arc = fresh()
+    ws = world(arc, 2, 1)
+    monkeypatch.setattr(layout, "FEATURES", layout.FEATURES - {layout.NODES})
+    with pytest.raises(archive.UpgradeError, match="node journals"):
+        archive.open(arc.url)
+    die(*ws)
+
+
+# -- who carries -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["closed", "dead"])
+def test_another_rank_carries_where_the_first_one_is_gone(how: str) -> None:
+    arc = fresh()
+    ws = world(arc, 3, 1)
+    for w in ws:
+        add(w, "first")
+    ws[2].sync()
+    (first,) = [w for w in ws if carries(w)]
+    others = [w for w in ws if w is not first]
+    first.close() if how == "closed" else die(first)
+    until(lambda: any(map(carries, others)))
+    for w in others:
+        add(w, "second")
+    for w in others:
+        w.sync()
+    die(*others)
+    entry = lines(arc)
+    assert entry["node-00000"] >= 2
+    check(recovered(arc), {*(f"first-{r}" for r in range(3)), *(f"second-{w.rank}" for w in others)})
+
+
+def test_a_rank_that_comes_late_and_carries_goes_on_after_what_is_there() -> None:
+    """The one that carried died as it began, and the others have not told it yet how many objects there are."""
+    arc = fresh()
+    (first,) = [writer(arc, 0, 2, 1)]
+    for tick in range(20):
+        add(first, f"tick-{tick}")
+        first.sync()
+    die(first)
+    late = writer(arc, 1, 2, 1)
+    met(late)
+    assert late._node is not None
+    assert late._node.known == 0
+    for name in ("late", "later"):
+        add(late, name)
+        late.sync()
+    die(late)
+    assert lines(arc) == {"node-00000": 22}
+    check(recovered(arc), {*(f"tick-{tick}-0" for tick in range(20)), "late-1", "later-1"})
+
+
+def test_a_rank_that_gets_no_answer_stores_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the process that carries were stopped, or the store slow for it."""
+    arc = fresh()
+    ws = world(arc, 3, 1)
+    monkeypatch.setattr(node, "PATIENCE_S", 0.2)
+    go_on = threading.Event()
+    monkeypatch.setattr(carrier.Carrier, "_stored", lambda self, ticks: go_on.wait(10) and None)
+    acknowledged = []
+    for w in ws[1:]:
+        add(w, "alone")
+        w.sync()
+        acknowledged.append(f"alone-{w.rank}")
+    assert lines(arc) == {"rank-00001": 1, "rank-00002": 1}
+    go_on.set()
+    die(*ws)
+    check(recovered(arc), set(acknowledged))
+
+
+def test_a_large_tick_is_an_object_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "MAX_SHARED_BYTES", 20_000)
+    arc = fresh()
+    (w,) = world(arc, 1, 1)
+    for number, steps in enumerate((3, 10_000, 3, 10_000, 10_000, 3)):
+        w.add_episode({"x": np.random.default_rng(number).random(steps)}, episode_id=f"{number}")
+        w.sync()
+    die(w)
+    assert lines(arc) == {"node-00000": 3, "rank-00000": 3}
+    (tail,) = archive.open(arc.url).tails().ranks
+    assert (tail.objects, tail.next, tail.node) == (6, 6, (0, 3))
+    assert names(recovered(arc)) == {str(number) for number in range(6)}
+
+
+def test_what_does_not_fit_into_one_object_goes_into_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carrier, "MOST_BYTES", 10_000)
+    arc = fresh()
+    ws = world(arc, 3, 1)
+    for w in ws:
+        add(w, "first")
+    for w in ws:
+        w.sync()
+    die(*ws)
+    assert lines(arc) == {"node-00000": 3}
+    check(recovered(arc), {f"first-{r}" for r in range(3)})
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder with a short path, as sockets need it."""
+    with tempfile.TemporaryDirectory() as found:
+        yield Path(found)
+
+
+def test_ranks_that_do_not_meet_make_objects_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, short: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Containers on one machine, without a folder that they share: who finds that another one carries too, stops."""
+    arc = fresh()
+    ws = []
+    for rank in range(2):
+        own = short / str(rank)
+        own.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(own))
+        ws.append(writer(arc, rank, 2, 1))
+        met(ws[-1])
+    assert all(map(carries, ws))
+    with caplog.at_level(logging.WARNING):
+        for tick in range(4):
+            for w in ws:
+                add(w, f"tick-{tick}")
+                w.sync()
+    told = [record for record in caplog.records if "its ranks do not meet" in record.message]
+    assert 1 <= len(told) <= 2
+    assert lines(arc).keys() >= {"node-00000"}
+    die(*ws)
+    check(recovered(arc), {f"tick-{tick}-{rank}" for tick in range(4) for rank in range(2)})
+
+
+@pytest.mark.parametrize("why", ["no sockets", "a folder of somebody else's", "a long path"])
+def test_where_ranks_cannot_meet_training_goes_on(
+    monkeypatch: pytest.MonkeyPatch, short: Path, caplog: pytest.LogCaptureFixture, why: str
+) -> None:
+    folder = short if why != "a long path" else short / ("x" * 90)
+    folder.mkdir(exist_ok=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    if why == "a folder of somebody else's":
+        (folder / f"archive-{os.getuid()}").mkdir(mode=0o755)
+    if why == "no sockets":
+        monkeypatch.delattr(rendezvous.socket, "AF_UNIX")
+    arc = fresh()
+    with caplog.at_level(logging.WARNING):
+        ws = world(arc, 2, 1)
+        for w in ws:
+            add(w, "first")
+            w.sync()
+            add(w, "second")
+            w.sync()
+    told = [record for record in caplog.records if "cannot share" in record.message]
+    assert [record.levelno for record in told] == [logging.WARNING], "the first rank of a node says it"
+    assert lines(arc) == {"rank-00000": 2, "rank-00001": 2}
+    die(*ws)
+    check(recovered(arc), {f"{name}-{r}" for name in ("first", "second") for r in range(2)})
+
+
+def test_ranks_may_keep_journals_of_both_kinds(caplog: pytest.LogCaptureFixture) -> None:
+    arc = fresh()
+    ws = [writer(arc, 0, 3, 1), writer(arc, 1, 3, 1, journal="rank"), writer(arc, 2, 3, 1)]
+    for _ in range(2):
+        for w in ws:
+            add(w, f"tick-{_}")
+            w.sync()
+    assert lines(arc)["rank-00001"] == 2
+    for one in [w.checkpoint(1) for w in ws]:
+        one.result(60)
+    for w in ws:
+        add(w, "last")
+        w.sync()
+    die(*ws)
+    check(recovered(arc), {f"{name}-{r}" for name in ("tick-0", "tick-1", "last") for r in range(3)})
+
+
+def test_a_rank_whose_session_knows_no_nodes_says_so_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    arc = fresh()
+    first = writer(arc, 0, 2, 1, journal="rank")
+    with caplog.at_level(logging.DEBUG):
+        second = writer(arc, 1, 2, 1)
+    assert "opened by a rank with journals of the ranks, so rank 1, of node 0, makes objects of its own" in caplog.text
+    for w in (first, second):
+        add(w, "first")
+        w.sync()
+    die(first, second)
+    check(recovered(arc), {"first-0", "first-1"})
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"journal": "host"}, r"journal='host': give 'rank' .* or 'node'"),
+        ({"journal": "node", "journal_s": None}, "journal='node' needs journal_s="),
+    ],
+)
+def test_bad_options(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(archive.UsageError, match=says):
+        fresh().writer(**{"journal_s": 2.0, **options})
+
+
+@pytest.mark.parametrize(("number", "count"), [("x", "2"), ("2", "2"), ("0", "0"), ("-1", "2"), ("0", "3")])
+def test_an_environment_that_names_no_node_is_refused(monkeypatch: pytest.MonkeyPatch, number: str, count: str) -> None:
+    monkeypatch.setenv("GROUP_RANK", number)
+    monkeypatch.setenv("GROUP_WORLD_SIZE", count)
+    with pytest.raises(archive.UsageError, match="name no node of a world of 2 ranks"):
+        fresh().writer(0, 2, session="s", journal_s=2.0, journal="node")
+
+
+def test_without_a_word_about_nodes_each_rank_makes_its_own(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("GROUP_RANK", "SLURM_NODEID"):
+        monkeypatch.delenv(name, raising=False)
+    arc = fresh()
+    with caplog.at_level(logging.WARNING):
+        w = arc.writer(0, 2, session="s", journal_s=NEVER_S, journal="node")
+    assert "nothing says which node this is" in caplog.text
+    add(w, "first")
+    w.sync()
+    assert lines(arc) == {"rank-00000": 1}
+    die(w)
+
+
+def test_slurm_says_which_node_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GROUP_RANK", raising=False)
+    monkeypatch.setenv("SLURM_NODEID", "1")
+    monkeypatch.setenv("SLURM_NNODES", "2")
+    monkeypatch.setenv("SLURM_LOCALID", "1")
+    found = node.node_of("node", 2.0, Place(3, 4, "main", "s"))
+    assert found == node.Node(1, 2, 1)
+
+
+# -- what is promised --------------------------------------------------------------------------------------------------
+
+
+def refused(w: archive.Writer, name: str) -> None:
+    """It can make nothing durable any more."""
+    add(w, name)
+    with pytest.raises(archive.SupersededError, match="open a new writer to take over"):
+        w.sync()
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 4])
+@pytest.mark.parametrize("journal", ["node", "rank"])
+def test_a_successor_ends_the_journals_of_ranks_and_nodes(world_size: int, journal: str) -> None:
+    """Without a look at the commits: the next object is there, a node's, and a rank's that would store by itself."""
+    arc = fresh()
+    old = [writer(arc, r, 3, 1, journal="rank" if r == 1 else "node") for r in range(3)]
+    for w in old:
+        met(w) if w._node else None
+        add(w, "first")
+        w.sync()
+    plan = resharding.plan(archive.open(arc.url).recover(), world_size=world_size)
+    new = []
+    for rank in range(world_size):
+        new.append(writer(arc, rank, world_size, 1, session="new", journal=journal, resume=plan.share(rank)))
+    for w in old:
+        before = w._storage.stats.snapshot()
+        refused(w, "late")
+        assert (w._storage.stats.snapshot() - before).list == 0
+    for w in new:
+        add(w, "new")
+        w.sync()
+    die(*old, *new)
+    check(recovered(arc), {*(f"first-{r}" for r in range(3)), *(f"new-{r}" for r in range(world_size))})
+
+
+def test_a_zombie_that_no_longer_reaches_its_node_is_refused_too() -> None:
+    arc = fresh()
+    old = world(arc, 3, 1)
+    for w in old:
+        add(w, "first")
+    for w in old:
+        w.sync()
+    share = resharding.plan(archive.open(arc.url).recover(), world_size=1).share(0)
+    new = writer(arc, 0, 1, 1, session="new", resume=share)
+    for w in old:
+        assert w._node is not None
+        w._node.close()
+        w._node._link = None
+    for w in old:
+        refused(w, "late")
+    die(*old, new)
+    check(archive.open(arc.url).recover() or archive.open(arc.url).checkpoints.latest, {f"first-{r}" for r in range(3)})
+
+
+def test_what_was_acknowledged_while_the_successor_began_is_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the recovery and the opening; also a rank's own object after one of its node's."""
+    arc = fresh()
+    old = world(arc, 3, 1)
+    for w in old:
+        add(w, "first")
+    for w in old:
+        w.sync()
+    share = resharding.plan(archive.open(arc.url).recover(), world_size=1).share(0)
+    for w in old:
+        add(w, "second")
+    old[0].sync()
+    monkeypatch.setattr(node, "MAX_SHARED_BYTES", 1)
+    add(old[0], "third")
+    old[0].sync()
+    with pytest.raises(archive.ConflictError, match=r"has journaled more \(ranks 0, 1, 2, in 4 objects\)"):
+        writer(arc, 0, 1, 1, session="new", resume=share)
+    for w in old:
+        refused(w, "late")
+    die(*old)
+    check(recovered(arc), {*(f"{n}-{r}" for r in range(3) for n in ("first", "second")), "third-0"})
+
+
+def test_ticks_after_the_cut_of_one_rank_are_found_though_another_was_cut_later() -> None:
+    """The node's objects go on while its ranks make a checkpoint, one after the other."""
+    arc = fresh()
+    ws = world(arc, 3, 1)
+    for w in ws:
+        add(w, "first")
+    for w in ws:
+        w.sync()
+    pending = []
+    for w in ws:
+        pending.append(w.checkpoint(1))
+        add(w, "after")
+        w.sync()
+    for one in pending:
+        one.result(60)
+    entry = archive.open(arc.url).head.runs["main"]
+    assert entry.nodes == {0: 1}, "the first rank was cut after object 0"
+    die(*ws)
+    check(recovered(arc), {f"{n}-{r}" for r in range(3) for n in ("first", "after")})
+
+
+def test_a_second_recovery_takes_what_came_after_the_first_one() -> None:
+    arc = fresh()
+    ws = world(arc, 4, 2)
+    for tick in range(3):
+        for w in ws:
+            add(w, f"tick-{tick}")
+        for w in ws:
+            w.sync()
+        check(recovered(arc), {f"tick-{n}-{r}" for r in range(4) for n in range(tick + 1)})
+        assert archive.open(arc.url).head.runs["main"].nodes == {0: tick + 1, 1: tick + 1}
+    die(*ws)
+
+
+@pytest.mark.parametrize("where", ["the index", "a tick", "the end"])
+def test_damage_of_a_nodes_object_is_that_of_the_ticks_in_it(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    arc = fresh()
+    ws = world(arc, 3, 1)
+    add(ws[2], "first")
+    ws[2].sync()  # object 0
+    for w in ws:
+        add(w, "second")
+    for w in ws:
+        w.sync()  # object 1, and maybe more
+    last = max(one.key for one in arc.storage.scan("journal"))
+    add(ws[2], "third")
+    ws[2].sync()
+    die(*ws)
+    key = layout.node_key("s", 0, 1)
+    assert last == key
+    data = bytearray(arc.storage.get(key))
+    found = NodeObject(bytes(data), key, key)
+    place = found.members[1, 0]
+    at = {"the index": 60, "a tick": place.offset + place.size // 2, "the end": len(data) - 20}[where]
+    data[at] ^= 4
+    arc.storage.delete([key])
+    arc.storage.put(key, bytes(data))
+    tails = {one.rank: one for one in archive.open(arc.url).tails().ranks}
+    lost = {1} if where == "a tick" else {0, 1, 2}
+    assert {rank for rank, one in tails.items() if one.ended == "damaged"} == lost
+    assert [tails[rank].objects for rank in range(3)] == ([1, 0, 3] if where == "a tick" else [0, 0, 1])
+    report = verify(archive.open(arc.url), deep=True)
+    assert len(report.warnings) == len(lost)
+    if where != "a tick":
+        assert {one.object for one in report.warnings} == {key}
+    with caplog.at_level(logging.WARNING):
+        made = archive.open(arc.url).recover()
+    assert made is not None
+    wanted = {"first-2"} | ({"second-0", "second-2", "third-2"} if where == "a tick" else set())
+    check(made, wanted)
+    assert "objects from there on are lost" in caplog.text
+
+
+def test_a_tick_that_is_there_twice_counts_once() -> None:
+    """Its answer was lost, and its rank has stored it by itself; or who carried did so again."""
+    arc = fresh()
+    (w,) = world(arc, 1, 1)
+    for tick in range(3):
+        add(w, f"tick-{tick}")
+        w.sync()
+    die(w)
+    key = layout.node_key("s", 0, 1)
+    found = NodeObject(arc.storage.get(key), key, key)
+    place = found.members[0, 1]
+    arc.storage.put(layout.journal_key("s", 0, 1), arc.storage.get(key)[place.offset : place.offset + place.size])
+    again = NodeIndex("main", "s", 0, 3, "0" * 16)
+    arc.storage.put(again.key, b"".join(pack_node(again, {(0, 1): found.tick((0, 1))._data})[0]))
+    check(recovered(arc), {f"tick-{tick}-0" for tick in range(3)})
+
+
+def test_a_prune_keeps_what_is_awaited_and_deletes_what_nobody_needs() -> None:
+    arc = fresh()
+    ws = world(arc, 4, 2)
+    for w in ws:
+        add(w, "first")
+        w.journal(progress={"at": 1})
+    for w in ws:
+        w.sync()
+    for w in ws:
+        w.journal(progress={"at": 2})  # an object without steps
+    for w in ws:
+        w.sync()
+    looked = archive.open(arc.url)
+    assert not looked.prune("0s", force=True).going
+    for one in [w.checkpoint(1) for w in ws]:
+        one.result(60)
+    looked = archive.open(arc.url)
+    looked.prune("0s", dry_run=False, force=True)
+    assert lines(arc) == {"node-00000": 1, "node-00001": 1}, "the steps are live, what was said is in the checkpoint"
+    for w in ws:
+        add(w, "second")
+    for w in ws:
+        w.sync()
+    archive.open(arc.url).prune("0s", dry_run=False, force=True)
+    assert lines(arc) == {"node-00000": 2, "node-00001": 2}
+    die(*ws)
+    check(recovered(arc), {f"{n}-{r}" for n in ("first", "second") for r in range(4)})
+
+
+# -- what else leads to them -------------------------------------------------------------------------------------------
+
+
+def saved(ticks: int = 2) -> archive.Archive:
+    """An archive whose steps lie in objects of nodes, with a checkpoint."""
+    arc = fresh()
+    ws = world(arc, 4, 2)
+    for tick in range(ticks):
+        for w in ws:
+            add(w, f"tick-{tick}")
+        for w in ws:
+            w.sync()
+    for one in [w.checkpoint(1) for w in ws]:
+        one.result(60)
+    die(*ws)
+    return archive.open(arc.url)
+
+
+EVERY = {f"tick-{tick}-{rank}" for tick in range(2) for rank in range(4)}
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_other_archives_refer_to_them_or_copy_them(copy: bool) -> None:
+    arc, url = saved(), f"memory://{uuid.uuid4().hex}"
+    resharding.merge([arc.url], to=url, copy=copy)
+    other = archive.open(url, allow_bases=[arc.url])
+    check(other.checkpoints.latest or other, EVERY)
+    assert names(other) == EVERY
+    pins = [json.loads(arc.storage.get(one.key))["objects"] for one in arc.storage.scan("pins")]
+    assert bool(pins) != copy
+    assert {key for of in pins for key in of if key.startswith("journal/")} == (
+        set() if copy else {layout.node_key("s", n, i) for n in range(2) for i in range(2)}
+    )
+    if copy:
+        resharding.merge([arc.url], to=url, copy=True)  # nothing is there twice
+        assert lines(other) == {"node-00000": 2, "node-00001": 2}
+        assert verify(other, deep=True).sound
+
+
+def test_they_are_compacted() -> None:
+    arc = saved(ticks=6)
+    resharding.compact(arc)
+    arc = archive.open(arc.url)
+    check(arc.checkpoints.latest, {f"tick-{tick}-{rank}" for tick in range(6) for rank in range(4)})
+    assert not any(shard.startswith("journal/") for shard in arc.shards)
+    assert verify(arc, deep=True).sound
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_redaction_leaves_no_object_with_what_is_gone(earlier: bool) -> None:
+    """Also where a forgetting has left steps in an object that others lie in, too."""
+    arc = fresh()
+    ws = world(arc, 4, 2)
+    for tick in range(2):
+        for w in ws:
+            add(w, f"tick-{tick}")
+        for w in ws:
+            w.sync()
+    for w in ws:
+        w.remove([f"tick-0-{w.rank}"])
+    for one in [w.checkpoint(1) for w in ws]:
+        one.result(60)
+    die(*ws)
+    share = resharding.plan(archive.open(arc.url).checkpoints.latest, world_size=1).share(0)
+    with archive.open(arc.url).writer(resume=share, session="next") as w:
+        w.checkpoint(2, wait=True)
+    arc = archive.open(arc.url)
+    gone = ["tick-0-1", "tick-0-2"]
+    if earlier:
+        arc.forget(ids=gone[:1], dry_run=False)
+        arc = archive.open(arc.url)
+    arc.forget(archive.Keep(last=1), ids=gone[earlier:], dry_run=False, redact=True)
+    arc = archive.open(arc.url)
+    assert names(arc) == EVERY - {*gone}
+    check(arc.checkpoints.latest, {f"tick-1-{r}" for r in range(4)})
+    arc.prune("0s", dry_run=False, force=True)
+    left = [arc.storage.get(one.key) for one in arc.storage.scan("") if one.key.startswith(("journal/", "shards/"))]
+    assert not [name for name in gone for data in left if name.encode() in data]
+    assert {key for key in map(layout.object_of, archive.open(arc.url).shards) if key.startswith("journal/")} == {
+        layout.node_key("s", n, 1) for n in range(2)
+    }
+    assert verify(archive.open(arc.url), deep=True).sound
