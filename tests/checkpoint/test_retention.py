@@ -13,7 +13,7 @@ import pytest
 import archive
 import resharding
 from archive.base.errors import CorruptCommitError, UsageError
-from archive.checkpoint.retention import Candidate, Keep
+from archive.checkpoint.retention import Candidate, Clock, Keep, keep_of, read_clock
 from archive.log.records import KeepRule
 from tests.support.archives import fresh, reopened
 from tests.support.checkpoints import serials, steps, value_of
@@ -76,6 +76,37 @@ def test_a_rule_as_earlier_libraries_read_it() -> None:
     assert rule == {"last": None, "every": None, "best": ["a", "max"], "best_count": 3, "within_s": 1_209_600}
     huge = KeepRule(within_s=(1 << 63) - 1)
     assert Keep.of(huge).kept([Candidate(1, 1, {}, NOW)], NOW) == [1]
+
+
+@pytest.mark.parametrize(
+    ("text", "best"),
+    [
+        ("loss", ("loss", "max")), ("loss:min", ("loss", "min")), ("loss:3", ("loss", "max", 3)),
+        ("loss:min:3", ("loss", "min", 3)), ("eval:loss", ("eval:loss", "max")), ("a:7:min:3", ("a:7", "min", 3)),
+        ("min", ("min", "max")), ("7", ("7", "max")),
+    ],
+)  # fmt: skip
+def test_a_rule_as_it_is_typed(text: str, best: Any) -> None:
+    assert keep_of(None, None, None, text) == Keep(best=best)
+
+
+@pytest.mark.parametrize("text", ["loss:0", "loss:3:min", ":max:min"])
+def test_a_rule_that_is_typed_and_makes_no_sense_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"keep\.best="):
+        keep_of(None, None, None, text)
+
+
+def test_the_store_is_asked_for_its_clock_where_age_counts_alone() -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        w.checkpoint(1).result()
+    before = arc.io_stats()
+    assert read_clock(arc.storage, Keep(last=1, every=2)) == Clock()
+    assert (arc.io_stats() - before).requests == 0
+    clock = read_clock(arc.storage, Keep(within="1h"))
+    assert clock.now is not None
+    assert [*clock.made] == list(range(1, arc.refresh().head.number + 1))
+    assert max(clock.made.values()) <= clock.now
 
 
 def test_a_clock_that_is_off_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

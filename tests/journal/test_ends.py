@@ -101,7 +101,8 @@ def test_what_was_acknowledged_since_the_recovery_is_not_left_behind(monkeypatch
     looked = archive.open(arc.url)
     share = resharding.plan(looked.recover(), world_size=2).share(0)
     said = between(monkeypatch, lambda: acknowledged(old, "in between"))
-    with pytest.raises(archive.ConflictError, match=r"(?s)\(rank 0, in 1 objects\).*arc.recover\('main'\) again"):
+    words = r"(?s)went on after its journal was recovered.*\(rank 0, in 1 objects\).*arc.recover\('main'\) again"
+    with pytest.raises(archive.ConflictError, match=words):
         looked.writer(resume=share, session="new", journal_s=NEVER_S)
     assert said == ["in between"]
     refused(old)
@@ -125,6 +126,9 @@ def test_a_session_that_begins_from_nothing_recovers_it_all(monkeypatch: pytest.
     monkeypatch.setattr(ends, "end", end)
     archive.open(arc.url).writer().close()
     assert {"second-0", "after the recovery"} <= {*arc.refresh().episodes.table["episode_id"].to_pylist()}
+    made = arc.checkpoints[0]
+    assert made.record.recovered is not None
+    assert (made.record.recovered.base, made.record.ordinal, made.step) == (None, 0, 0)
     refused(old)
     die(old)
 

@@ -296,6 +296,15 @@ def test_time_travel_and_a_commit_that_is_not_there(tmp_path: Path) -> None:
         archive.open(root, commit=6)
 
 
+def test_several_commits_are_read_once_and_in_order_with_the_one_that_stands_for_none(tmp_path: Path) -> None:
+    write_some(tmp_path / "root", episodes=4, commits=4)
+    arc = archive.open(tmp_path / "root")
+    found = list(commits.read_all(arc.storage, [3, 0, arc.head.number, 3, 1], arc.head))
+    assert [one.number for one in found] == [0, 1, 3, arc.head.number]
+    assert found[0] == commits.EMPTY
+    assert found[-1] is arc.head
+
+
 def test_a_log_of_several_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new folder that is empty, as a dying writer leaves it, and names that are no commits, hide nothing."""
     monkeypatch.setattr(layout, "COMMITS_PER_FOLDER", 3)

@@ -165,6 +165,8 @@ def test_session_names_come_from_the_launcher(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(UsageError, match="needs session="):
         arc.writer(rank=0, world_size=2)
     monkeypatch.setenv("RANK", "1")
+    with pytest.raises(UsageError, match="in a world of 2 needs session="):
+        arc.writer()
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     with arc.writer() as w:

@@ -86,6 +86,23 @@ def test_a_fork_keeps_what_it_began_at() -> None:
     assert serials(ring.turn()) == [*range(20), *range(500, 510)]
 
 
+def test_a_fork_keeps_what_it_began_at_also_where_a_compaction_had_published_that_again() -> None:
+    arc = fresh()
+    ring = Ring(arc)
+    ring.turns(3)
+    ring.w.evict(0, before=5)  # half of a shard
+    ring.w.checkpoint(3).result()
+    ring.made += 1
+    assert resharding.compact(arc.refresh(), min_alive=1.0).commit is not None
+    began = arc.refresh().checkpoints.latest
+    assert began is not None
+    assert (began.name, began.number) == ("step-3", arc.head.number)
+    fork = Ring(arc, begin=50, run="fork", fork_from=began)
+    ring.turns(3)
+    assert set(_forget(arc, Keep(last=1))) == {"step-3", "step-6"}
+    assert serials(fork.turn()) == [*range(10, 30), *range(500, 510)]
+
+
 def test_what_a_session_wrote_since_its_newest_checkpoint() -> None:
     arc = fresh()
     ring = Ring(arc)

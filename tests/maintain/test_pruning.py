@@ -332,6 +332,12 @@ def test_a_plan_is_carried_out_once_and_says_what_it_did(tmp_path: Path) -> None
     assert "nothing is deleted yet" not in str(done)
     assert f"done by commit: {arc.refresh().head.number}" in str(done)
     assert arc.head.removed == {"objects": plan.objects, "bytes": plan.bytes}
+    assert arc.head.pruned is not None
+    listed = tablefiles.load(arc.storage, "pruned", [arc.head.pruned])
+    assert set(listed["commit"].to_pylist()) == {arc.head.number}
+    places = [(not group.goes, -group.bytes) for group in plan.groups]
+    assert places == sorted(places)
+    assert {group.kind for group in plan.groups} >= {"manifest", "shards", "states"}
     with pytest.raises(UsageError, match="carried out"):
         done.commit()
     copied = pickle.loads(pickle.dumps(plan))

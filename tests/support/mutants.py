@@ -42,12 +42,24 @@ TARGETS = (
     *(f"archive/maintain/{name}.py" for name in ("retention", "survivors", "prune", "plans")),
 )  # fmt: skip
 TESTS = ("tests/log", "tests/journal", "tests/maintain", "tests/checkpoint", "tests/saved")
-SLOW = ("moto", "seaweedfs", "s3", "proxied", "obstore", "nonsense", "forge", "histories", "kills", "deaths")
+SLOW = (
+    "moto",
+    "seaweedfs",
+    "s3",
+    "proxied",
+    "obstore",
+    "nonsense",
+    "forged",
+    "forgery",
+    "histories",
+    "kills",
+    "deaths",
+)
 MOST_TEST_S = 1.0  # of one test; those that take longer are left out
 MOST_CPU_S, MOST_IDLE_S = 90.0, 60.0  # of the tests of one fault; more is a fault that was noticed
 KILLED, ALIVE, TIMED_OUT, UNSEEN = "killed", "alive", "timed out", "in no test"
 
-_REACHED = "reached_by_tests"
+_REACHED, _BROKEN = "reached_by_tests", 99
 
 Where = tuple[str, int]  # a file, and a line of it
 
@@ -271,7 +283,7 @@ def forked(work: Callable[[], int], *, bounded: bool = False) -> int | None:
     """The result of work in a child; None if it took too long."""
     pid = os.fork()
     if not pid:
-        code = 1
+        code = _BROKEN
         try:
             os.setpgid(0, 0)
             code = work()
@@ -282,7 +294,10 @@ def forked(work: Callable[[], int], *, bounded: bool = False) -> int | None:
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:
             _end_group(pid)
-            return os.waitstatus_to_exitcode(status)
+            code = os.waitstatus_to_exitcode(status)
+            if code == _BROKEN:
+                raise RuntimeError("what ran in a forked process failed, other than by a test")
+            return code
         cpu_s, waited_s = _times(pid)
         if bounded and (cpu_s > MOST_CPU_S or time.monotonic() - began - cpu_s - waited_s > MOST_IDLE_S):
             _end_group(pid)
