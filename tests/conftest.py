@@ -6,8 +6,10 @@ import functools
 import gc
 import logging
 import multiprocessing
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +37,20 @@ FIRST = (
     "tests/whole/test_load.py",
     "tests/whole/test_exits.py",
 )
+
+
+MEMORY, LEAST_BYTES = Path("/dev/shm"), 8 << 30
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Where workers share the machine, and it has room, files of tests lie in memory until all have ended: the library
+    syncs tens of thousands of them, and no test can tell whether a disk has turned. Those of stores lie on disk."""
+    alone = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
+    if alone or config.option.basetemp or not MEMORY.is_dir() or shutil.disk_usage(MEMORY).free < LEAST_BYTES:
+        return
+    config.option.basetemp = tempfile.mkdtemp(prefix="tests-", dir=MEMORY)
+    config.add_cleanup(functools.partial(shutil.rmtree, config.option.basetemp, ignore_errors=True))
 
 
 def file_of(item: pytest.Item) -> str:
