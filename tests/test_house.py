@@ -17,11 +17,11 @@ import pytest
 from tests.support.places import ROOT
 
 FIGURES = {
-    "modules": 318,
-    "lines of the engine": 50_035,
-    "modules that serve one sibling": 25,
+    "modules": 323,
+    "lines of the engine": 51_200,
+    "modules that serve one sibling": 26,
     "modules named ...ing": 12,
-    "records and protocols of the engine": 230,
+    "records and protocols of the engine": 237,
     "class names with two meanings": 0,
     "docstrings that begin with a relative word": 7,
     "files with searchsorted": 7,

@@ -31,6 +31,11 @@ def serial(run: int, step: int) -> Any:
     return np.arange(LENGTH) + LENGTH * step + 1_000_000 * run
 
 
+def goes_on(until: float, log: str) -> bool:
+    """True until that time, and until something is logged: on a busy machine nothing may have come to its end."""
+    return time.time() < until or not Path(log).exists()
+
+
 def write(where: Mapping[str, Any], run: int, log: str, until: float) -> None:
     """A run of checkpoints whose buffer holds two episodes, resumed from the newest; each is logged once it is made."""
     arc = opened(where)
@@ -39,7 +44,7 @@ def write(where: Mapping[str, Any], run: int, log: str, until: float) -> None:
     step = 0 if ck is None else ck.step + 1
     who: dict[str, Any] = {"run": f"run-{run}"} if share is None else {"resume": share}
     w = arc.writer(**who, keep=Keep(last=1), forget="unreferenced")
-    while time.time() < until:
+    while goes_on(until, log):
         w.append({"serial": serial(run, step)}, env_ids=0, last=[i == LENGTH - 1 for i in range(LENGTH)])
         ends = w.live["position"].to_numpy() + w.live["length"].to_numpy()
         w.evict(0, before=max(0, int(ends.max()) - 2 * LENGTH))
@@ -81,7 +86,7 @@ def merge(where: Mapping[str, Any], folder: str, until: float) -> None:
     """Refer to all episodes from one new archive after the other."""
     for number in range(10_000):
         began = time.monotonic()
-        if time.time() > until:
+        if not goes_on(until, where["merged"]):
             return
         target = f"{folder}/{number}"
         try:
@@ -99,7 +104,7 @@ def merge(where: Mapping[str, Any], folder: str, until: float) -> None:
 
 def prune(where: Mapping[str, Any], log: str, until: float) -> None:
     """Delete what writers let go of, again and again; how much it was is logged."""
-    while time.time() < until:
+    while goes_on(until, log):
         done = opened(where).prune(f"{WAIT_S}s", dry_run=False, force=True)
         with Path(log).open("a") as file:
             file.write(f"{done.deleted}\n")

@@ -101,9 +101,11 @@ def arm_remote(fatal: Fatal) -> None:
     """Every request that changes something."""
     from archive.store.drivers.obstore import ObstoreDriver
     from archive.store.drivers.plain import BucketDriver, FsspecDriver
+    from archive.store.drivers.s3 import S3Driver
 
     FsspecDriver.put = fatal.wrap(FsspecDriver.put)  # type: ignore[method-assign]
     BucketDriver.create = fatal.wrap(BucketDriver.create)  # type: ignore[method-assign]
+    S3Driver.create = fatal.wrap(S3Driver.create)  # type: ignore[method-assign]
     ObstoreDriver.put = fatal.wrap(ObstoreDriver.put)  # type: ignore[method-assign]
     ObstoreDriver.create = fatal.wrap(ObstoreDriver.create)  # type: ignore[method-assign]
 
