@@ -56,7 +56,8 @@ SLOW = (
     "deaths",
 )
 MOST_TEST_S = 1.0  # of one test; those that take longer are left out
-MOST_CPU_S, MOST_IDLE_S = 90.0, 60.0  # of the tests of one fault; more is a fault that was noticed
+MOST_CPU_S = 90.0  # of the tests of one fault; more is a fault that was noticed
+MOST_IDLE_S, LEAST_BUSY_S = 60.0, 1.0  # in so long a process runs so long, or waits to run, or else it hangs
 KILLED, ALIVE, TIMED_OUT, UNSEEN = "killed", "alive", "timed out", "in no test"
 
 _REACHED, _BROKEN = "reached_by_tests", 99
@@ -289,7 +290,7 @@ def forked(work: Callable[[], int], *, bounded: bool = False) -> int | None:
             code = work()
         finally:
             os._exit(code)
-    began = time.monotonic()
+    looked, before = time.monotonic(), (0.0, 0.0)
     while True:
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:
@@ -298,11 +299,14 @@ def forked(work: Callable[[], int], *, bounded: bool = False) -> int | None:
             if code == _BROKEN:
                 raise RuntimeError("what ran in a forked process failed, other than by a test")
             return code
-        cpu_s, waited_s = _times(pid)
-        if bounded and (cpu_s > MOST_CPU_S or time.monotonic() - began - cpu_s - waited_s > MOST_IDLE_S):
+        now = _times(pid)
+        is_idle = time.monotonic() - looked > MOST_IDLE_S and abs(sum(now) - sum(before)) < LEAST_BUSY_S
+        if bounded and (now[0] > MOST_CPU_S or is_idle):
             _end_group(pid)
             os.waitpid(pid, 0)
             return None
+        if time.monotonic() - looked > MOST_IDLE_S:
+            looked, before = time.monotonic(), now
         time.sleep(0.05)
 
 
