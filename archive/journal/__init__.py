@@ -6,13 +6,14 @@ from __future__ import annotations
 from archive.journal import tails
 from archive.journal.ends import index_at
 from archive.journal.journal import Durable, Journal, seconds
-from archive.journal.node import Node, NodeJournal, node_of
+from archive.journal.node import JOURNALS, Node, NodeJournal, node_of
 from archive.journal.recovery import recover, take_over
 from archive.journal.tails import Tails
 from archive.journal.ticker import LOOK_S, PATIENCE, QUIET_S
 from archive.journal.ticks import JournalObjects
 
 __all__ = [
+    "JOURNALS",
     "LOOK_S",
     "PATIENCE",
     "QUIET_S",

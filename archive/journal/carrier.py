@@ -115,8 +115,6 @@ class Carrier:
         for link in list(self._links):
             link.forget()
 
-    # -- connections ---------------------------------------------------------------------------------------------------
-
     def _accept(self) -> None:
         while not self._stopped:
             try:

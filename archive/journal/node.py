@@ -22,7 +22,7 @@ from archive.journal.rendezvous import MAX_DATA_BYTES, Link, Message, Rendezvous
 from archive.log import CommitLog, Place, Sighting
 from archive.store import Storage
 
-KINDS = ("rank", "node")  # of journals
+JOURNALS = ("rank", "node")  # of journals
 MAX_SHARED_BYTES = min(32 * 1024 * 1024, MAX_DATA_BYTES)  # of a tick: a larger one is an object of its own
 SILENT_S = 10.0  # who gives no sign of life for so long is stopped
 PATIENCE_S = 60.0  # the wait for the store, beyond which a tick is stored by itself as well
@@ -54,7 +54,7 @@ class Shared(NamedTuple):
 def node_of(journal: str, journal_s: float | None, place: Place) -> Node | None:
     """The node of a rank whose journal is its node's; None if it is the rank's own, or if nobody says which node it is.
     torchrun and Slurm do."""
-    if journal not in KINDS:
+    if journal not in JOURNALS:
         raise UsageError(f"journal={journal!r}: give 'rank' (an object a rank and tick) or 'node' (an object a node)")
     if journal == "rank":
         return None

@@ -23,6 +23,7 @@ from archive.journal import carrier, node, rendezvous
 from archive.log import Place
 from archive.maintain import verify
 from archive.saved import NodeIndex, NodeObject, pack_node
+from tests.support import format_journal
 from tests.support.archives import fresh
 from tests.support.journals import die
 from tests.support.nodes import carries, lines, met, world, writer
@@ -644,3 +645,23 @@ def test_a_redaction_leaves_no_object_with_what_is_gone(earlier: bool) -> None:
         layout.node_key("s", n, 1) for n in range(2)
     }
     assert verify(archive.open(arc.url), deep=True).sound
+
+
+def test_the_format_document_is_enough_to_read_them(tmp_path: Path) -> None:
+    """By a reader that knows nothing of this library: tails in objects of nodes, and what a checkpoint has of such."""
+    arc = archive.create(str(tmp_path / "a"))
+    ws = world(arc, 4, 2)
+    for name in ("saved", "beyond"):
+        for w in ws:
+            add(w, name)
+        for w in ws:
+            w.sync()
+        if name == "saved":
+            for one in [w.checkpoint(1, progress={}) for w in ws]:
+                one.result(60)
+    die(*ws)
+    found = format_journal.read(tmp_path / "a")
+    assert set(found["episodes"]) == {f"saved-{rank}" for rank in range(4)}
+    tails = found["tails"]["main"]
+    assert {rank: [*one["episodes"]] for rank, one in tails.items()} == {str(r): [f"beyond-{r}"] for r in range(4)}
+    assert all((one["from"], one["next"]) == (1, 2) for one in tails.values())

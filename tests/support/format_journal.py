@@ -4,9 +4,11 @@ library: `python -m tests.support.format_journal FOLDER` prints it, with all tha
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
-from collections.abc import Iterator, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,9 +120,12 @@ def lowest(values: Sequence[Any]) -> Any:
 class Entry(reader.Staged):
     """One object of a journal, whole and checked."""
 
-    def __init__(self, root: Path, run: str, session: str, rank: int, number: int) -> None:
+    def __init__(
+        self, root: Path, run: str, session: str, rank: int, number: int, members: Mapping[str, bytes] | None = None
+    ) -> None:
+        """members: of objects of nodes, by their names."""
         self.key = f"journal/{reader.escape(session)}/rank-{rank:05d}/{number:09d}.zip"
-        super().__init__(root, self.key)
+        super().__init__(root, self.key, (members or {}).get(f"rank-{rank:05d}-{number:09d}.zip"))
         told = [self.index[name] for name in ("run", "session", "rank", "number")]
         demand(told == [run, session, rank, number], f"place of {self.key}")
         demand(self.data[-22:-18] == b"PK\x05\x06", f"end of {self.key}")
@@ -135,11 +140,26 @@ class Entry(reader.Staged):
         return list(pq.read_table(pa.BufferReader(self.file(f"{kind}.parquet"))).to_pylist())
 
 
-def entries(root: Path, run: str, session: str, rank: int, number: int) -> Iterator[Entry]:
+def shared(root: Path, entry: Row) -> dict[str, bytes]:
+    """The members of the objects of nodes, from those on of which something may lie beyond the checkpoint."""
+    out: dict[str, bytes] = {}
+    for node, first in entry.get("nodes", {}).items():
+        folder = root / "journal" / reader.escape(entry["session"]) / f"node-{int(node):05d}"
+        for number in itertools.count(first):
+            if not (path := folder / f"{number:09d}.zip").exists():
+                break
+            with zipfile.ZipFile(path) as found:
+                out = {n: found.read(n) for n in found.namelist() if n != "index.json"} | out
+    return out
+
+
+def entries(
+    root: Path, run: str, session: str, rank: int, number: int, members: Mapping[str, bytes] | None = None
+) -> Iterator[Entry]:
     """From a number on, until one is missing, torn or damaged."""
     while True:
         try:
-            yield Entry(root, run, session, rank, number)
+            yield Entry(root, run, session, rank, number, members)
         except (FileNotFoundError, Damaged, ValueError):
             return
         number += 1
@@ -147,7 +167,7 @@ def entries(root: Path, run: str, session: str, rank: int, number: int) -> Itera
 
 def tail(root: Path, run: str, entry: Row, rank: str) -> Row:
     """What a rank has journaled beyond the newest checkpoint, in ticks that are complete."""
-    found = list(entries(root, run, entry["session"], int(rank), entry["journal"][rank]))
+    found = list(entries(root, run, entry["session"], int(rank), entry["journal"][rank], shared(root, entry)))
     while found and found[-1].index["goes_on"]:
         found.pop()
     new = entry["sequences"].get(rank, 0)

@@ -71,7 +71,8 @@ def checked_lines(data: bytes, what: str) -> Any:
 
 
 def check_format(block: Row, what: str) -> None:
-    demand(block["read"] == 2 and set(block["features"]) <= {"journal", "run files"}, f"{what} needs format {block}")
+    known = {"journal", "run files", "node journals"}
+    demand(block["read"] == 2 and set(block["features"]) <= known, f"{what} needs format {block}")
 
 
 def commits(root: Path) -> list[Row]:
@@ -226,7 +227,8 @@ class Shards:
         return self._groups[key]
 
     def _bytes(self, key: str, row: Row) -> bytes:
-        data = load(self.root, key if key.endswith(".zip") else f"{key}/{row['member']}")
+        head, inside, _ = key.partition(".zip/")  # a member of an object of a node's journal
+        data = load(self.root, f"{head}.zip" if inside else key if key.endswith(".zip") else f"{key}/{row['member']}")
         return data[row["offset"] : row["offset"] + row["size"]]
 
 
@@ -385,8 +387,8 @@ def made_by(row: Row) -> list[list[Any]]:
 class Staged:
     """One rank's staged object: its index, and members by name."""
 
-    def __init__(self, root: Path, key: str) -> None:
-        self.data = load(root, key)
+    def __init__(self, root: Path, key: str, data: bytes | None = None) -> None:
+        self.data = load(root, key) if data is None else data
         demand(self.data[30:40] == b"index.json" and self.data[28:30] == b"\0\0", f"head of {key}")
         self.base = 40 + int.from_bytes(self.data[22:26], "little")
         self.index = checked_lines(self.data[40 : self.base], key)

@@ -23,7 +23,7 @@ from archive.adapters.rlinf.trajectory import SYSTEM, Weights
 from archive.base import ClosedError, EmptyBufferError, UsageError, forking, logger
 from archive.checkpoint import MAIN_BUFFER, Pending, finish_at_exit
 from archive.fields import unflatten
-from archive.journal import Durable, seconds
+from archive.journal import JOURNALS, Durable, seconds
 from archive.read import Episodes
 
 FORMATS = ("pt", "pkl")
@@ -43,7 +43,7 @@ class TrajectoryReplayBuffer:
     trajectory_format: of exports.
     journal_s: with auto_save, what is added or leaves is durable after so many seconds at the latest, and
     load_checkpoint() brings it back after a crash; see `sync()` and `durable_until`. What was loaded from elsewhere is
-    there from the next save_checkpoint() on.
+    there from the next save_checkpoint() on.  journal: "rank" or "node", as `arc.writer` has it.
 
     rank, world_size: default: the path's rank, torch.distributed, or RANK and WORLD_SIZE.  run, session: as
     `arc.writer` has them.  buffer: its name in the archive.  missing: what becomes in batches of a field that some
@@ -72,6 +72,7 @@ class TrajectoryReplayBuffer:
         max_trajectories: int | None = None,
         auto_save_interval_s: float = 60.0,
         journal_s: float | None = None,
+        journal: str = "rank",
         cache_bytes: int = 2**28,
         disk_cache: Any = None,
     ) -> None:
@@ -90,6 +91,7 @@ class TrajectoryReplayBuffer:
                 "journal_s= needs auto_save=True and auto_save_path=: without them nothing is written before "
                 "save_checkpoint()"
             )
+        check_option("journal", journal, JOURNALS)
         self._journal_s = seconds(journal_s)
         self.seed = seed
         self.sample_window_size = int(sample_window_size)
@@ -114,7 +116,7 @@ class TrajectoryReplayBuffer:
         self._next_id: int | None = None
         self.random_generator = _seeded(seed, self._job.own_rank)
         self._homes = partial(Home, cache_bytes=cache_bytes, disk_cache=disk_cache)
-        how = (auto_save_interval_s, self._visible, self._homes, self._journal_s)
+        how = (auto_save_interval_s, self._visible, self._homes, self._journal_s, journal)
         self._sinks = Sinks(self._job, self._where, *how)
         finish_at_exit(self)
 

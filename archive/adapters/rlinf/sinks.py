@@ -231,12 +231,14 @@ class Sinks:
         visible: Visible,
         homes: Homes,
         journal_s: float | None,
+        journal: str,
     ) -> None:
         self.job = job
         self.open: dict[str, Sink] = {}
         self._homes = homes
         self._interval_s = interval_s
         self._journal_s = journal_s
+        self._journal = journal
         self._visible = visible
         self._auto_root = None if auto is None else auto.name
         self._earlier: dict[str, Earlier] = {}
@@ -271,6 +273,7 @@ class Sinks:
             resume=source,
             chunk_bytes=CHUNK_BYTES,
             journal_s=journal_s,
+            journal="rank" if journal_s is None else self._journal,
         )
         home, interval_s = self._homes(lambda: arc.episodes), self._interval_s if auto else None
         sink = Sink(arc, writer, job.buffer, home, self._visible, interval_s)
