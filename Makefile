@@ -13,7 +13,7 @@ SOURCES := archive resharding
 export PYTHONDONTWRITEBYTECODE := # or each process that a test starts compiles all that it loads
 
 .NOTPARALLEL: # two pips in one environment would damage it
-.PHONY: demo test test-lowest lint fmt docs spec screenshots audit bench soak clean
+.PHONY: demo test test-lowest lint fmt docs spec mutants screenshots audit bench soak clean
 
 demo: $(STAMPS)/core
 	@$(BIN)/archive demo </dev/null
@@ -64,6 +64,12 @@ audit: $(STAMPS)/test
 # the protocol's specification, and the mutants that must break it; needs Java (Debian: default-jre-headless)
 spec: $(STAMPS)/test
 	@$(PYTEST) --timeout 0 tests/whole/test_spec.py </dev/null
+
+# small faults in the protocol, each of which a test must notice; cosmic-ray only says which faults there are
+mutants: $(STAMPS)/test
+	@$(BIN)/python -m pip --quiet --no-input --disable-pip-version-check install --upgrade --target build/cosmic-ray \
+		cosmic-ray==8.7.0 </dev/null
+	@$(BIN)/python -m tests.support.mutants --count $(or $(COUNT),300) --seed $(or $(SEED),0) </dev/null
 
 screenshots: $(STAMPS)/test
 	@$(BIN)/python -m tests.support.screenshots
