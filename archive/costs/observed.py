@@ -104,8 +104,7 @@ def _lengths(segments: pa.Table) -> dict[str, int]:
     out: dict[str, int] = {}
     for name, length in zip(names, lengths.tolist(), strict=True):
         if name is not None:
-            head, inside, _ = name.partition(".zip/")
-            key = f"{head}.zip" if inside else name
+            key = layout.object_of(name)
             out[key] = out.get(key, 0) + length
     return out
 

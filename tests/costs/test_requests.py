@@ -10,6 +10,7 @@ import inspect
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from archive.shard import SHARD_BYTES
 from archive.shard.indexed import HEAD_BYTES
 from archive.store import proof
 from archive.testing import Trace, trace
+from tests.support.nodes import world
 from tests.support.ticks import NEVER_S
 
 EXACT = ("create", "put", "list", "delete", "head")
@@ -391,3 +393,22 @@ def test_much_at_once(journal: bool) -> None:
     assert told == 7
     assert told <= sent <= (2 * told + 1 if journal else told)  # a full slab is journaled at once, with what came since
     job.close()
+
+
+def test_a_journal_of_a_node() -> None:
+    """The ranks of a node that journal at the same time share an object; one that comes later has its own."""
+    url, ranks, nodes, rounds = "memory://costs/nodes", 4, 2, 3
+    writers = world(archive.create(url), ranks, nodes)
+    with trace(url) as t:
+        for _ in range(rounds):
+            for w in writers:
+                w.add_episode({"obs": np.random.default_rng(0).random((5, WIDTH))}, env_id=0)
+            with ThreadPoolExecutor(ranks) as pool:
+                list(pool.map(lambda w: w.sync(), writers))
+    told = of.ticks(rounds * nodes)["create"]
+    assert told <= counted(t, "journal")["create"] <= rounds * ranks
+    assert counted(t, "journal") == counted(t) == Counter(create=counted(t)["create"])
+    run = Workload(ranks=ranks, steps_s=5 * ranks / 3600, call_steps=5, journal_s=2.0, journal_ranks=ranks // nodes)
+    assert round(run.objects_s * 3600) >= nodes
+    for w in writers:
+        w.close()
