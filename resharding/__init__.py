@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from resharding.planner import plan
     from resharding.plans import Plan
     from resharding.share import Share, ShareBuffer
+    from resharding.shared import SharedPlan, shared_plan
     from resharding.transfer import filter, merge, reshard, split
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Plan",
     "Share",
     "ShareBuffer",
+    "SharedPlan",
     "compact",
     "compactable",
     "export",
@@ -33,6 +35,7 @@ __all__ = [
     "merge",
     "plan",
     "reshard",
+    "shared_plan",
     "split",
 ]
 
@@ -42,6 +45,7 @@ _LAZY = {
     "planner": ("plan",),
     "plans": ("Plan",),
     "share": ("Share", "ShareBuffer"),
+    "shared": ("SharedPlan", "shared_plan"),
     "transfer": ("filter", "merge", "reshard", "split"),
 }
 

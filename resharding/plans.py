@@ -28,7 +28,7 @@ from archive.base import (
     tabulate,
     visible,
 )
-from archive.checkpoint import Checkpoint
+from archive.checkpoint import Checkpoint, resumption
 from archive.log import Origin, place
 from resharding.placement import FILTERED, Placement
 from resharding.share import Share
@@ -88,6 +88,15 @@ class Plan:
             every = sum(self.steps) + sum(n["steps"] for n in self.dropped.values())
             told = self.checkpoint.name, self.world_size, gone["steps"], every, gone["episodes"], reason
             logger.warning(_DROPS, *told)
+
+    def holders(self) -> dict[str, int]:
+        """Episode id -> the rank that gets it, the first if several get steps of it."""
+        out = dict[str, int]()
+        for name, placement in self.placements.items():
+            parts = placement.parts
+            numbers = self.sources[name].number[parts.stream]
+            out = resumption.first_ranks(self.checkpoint.index, numbers, parts["target"]) | out
+        return out
 
     @property
     def episodes(self) -> list[int]:

@@ -331,8 +331,8 @@ class ShareBuffer:
     def _open(self) -> tuple[dict[int, str], list[str]]:
         """Open episodes: those that go on, by env row, and those that are closed here."""
         if self.plan.is_identity:
-            every = self._source.open_episodes.items()
-            return {env: name for (rank, env), name in every if rank == self.rank}, []
+            staged = self.checkpoint.staged(self.rank).index.buffers.get(self.name)
+            return dict(staged.open_episodes) if staged else {}, []
         where = self.layout
         last = {int(env): i for i, env in enumerate(where.env_id)}
         opened: dict[int, str] = {}
@@ -407,17 +407,16 @@ class Share(ShareBuffer):
         """The contents that a writer goes on with: `arc.writer(resume=share)`."""
         ck = self.checkpoint
         buffers = {name: self.buffer(name).buffer_resume() for name in self.buffers}
-        taken = (self.plan.seen, ck.number, self.plan.origin or ck.origin, ck.name, None, ck.world_size, self._holders)
+        taken = (
+            self.plan.seen,
+            ck.number,
+            self.plan.origin or ck.origin,
+            ck.name,
+            None,
+            ck.world_size,
+            self.plan.holders,
+        )
         return Resume(self.rank, self.world_size, ck.run, buffers, *taken, takes_all=self.plan.takes_all)
-
-    def _holders(self) -> dict[str, int]:
-        """Episode id -> the rank that gets it, the first if several get steps of it."""
-        out = dict[str, int]()
-        for name, placement in self.plan.placements.items():
-            parts = placement.parts
-            numbers = self.plan.sources[name].number[parts.stream]
-            out = resumption.first_ranks(self.checkpoint.index, numbers, parts["target"]) | out
-        return out
 
     def __repr__(self) -> str:
         return f"<Share {self.rank} of {self.world_size} of {self.checkpoint.name!r}: {self.steps} steps>"

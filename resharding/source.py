@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -57,6 +57,15 @@ class SourceBuffer:
         self.offsets = np.append(self.heads, len(at))
         self.number: Ints = episode[self.heads]
         self.pieces = pieces.beside(follows=("at",), rank=rank, env=env, at=since_head(at, run_heads(rank)))
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, name: str, pieces: Steps, heads: Ints, number: Ints, units: Steps) -> Self:
+        """Some of the units of a buffer, as they were found in the whole checkpoint."""
+        out = cls.__new__(cls)
+        out.checkpoint, out.name, out.pieces, out.heads, out.number = checkpoint, name, pieces, heads, number
+        out.offsets = np.append(heads, len(pieces))
+        out.__dict__["units"] = units
+        return out
 
     def __reduce__(self) -> Any:
         return SourceBuffer, (self.checkpoint, self.name)
@@ -170,7 +179,7 @@ class SourceBuffer:
     @property
     def _staged(self) -> dict[int, Any]:
         """Source rank -> its staged index of this buffer."""
-        found = {rank: self.checkpoint.staged(rank).index.buffers.get(self.name) for rank in self.checkpoint.ranks}
+        found = {rank: part.index.buffers.get(self.name) for rank, part in self.checkpoint.all_staged().items()}
         return {rank: one for rank, one in found.items() if one is not None}
 
     @property

@@ -35,6 +35,7 @@ _MADE = (  # by writers: nothing else is ever deleted
     re.compile(r"shards/[0-9a-f]{8}-(?P<session>[^/.]+)-[0-9]{5,}\.(?:zip|zarr)"),
     _JOURNALED,
     re.compile(r"states/(?P<session>[^/.]+)/[^/.]+/rank-[0-9]{5,}\.zip"),
+    re.compile(r"plans/(?P<session>[^/.]+)/(?:[0-9a-f]{8}/[0-9]{5,}\.zip|[0-9a-f]{16}\.json)"),
 )
 _TEMPORARY = re.compile(r"(?:.*/)?\.[0-9a-f]{16}\.tmp")
 
@@ -228,6 +229,16 @@ def agreement_key(session: str, number: int, rank: int) -> str:
 def agreed_key(session: str, number: int) -> str:
     """The key of what the ranks agreed on in a round of requests."""
     return f"{agreement_folder(session, number)}/agreed.json"
+
+
+def plan_key(session: str, plan: str, number: int) -> str:
+    """A group of target ranks of a shared plan."""
+    return f"plans/{escape(session)}/{plan}/{number:05d}.zip"
+
+
+def shared_plan_key(session: str, about: str) -> str:
+    """The object that makes a shared plan of some terms known to the ranks of a session."""
+    return f"plans/{escape(session)}/{about}.json"
 
 
 def manifest_key(nonce: str, session: str, kind: str) -> str:

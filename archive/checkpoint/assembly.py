@@ -73,7 +73,7 @@ def join(
             absent(missing, wait.waited_s, line.leads({*range(joint.place.world_size)}.difference(missing)))
         wait.pause()
         if line.is_due(wait.waited_s):
-            steps_in = line.steps_in(wait.waited_s, not _absent(log.storage, joint))
+            steps_in = line.steps_in(wait.waited_s, all_listed(log.storage, joint))
             if steps_in and all_staged(log.storage, joint, staged, look_at_all=True):
                 return commit(log, joint, staged)
             wait.pause()
@@ -145,6 +145,11 @@ def _others_staged(storage: Storage, joint: Joint) -> set[int]:
 def _absent(storage: Storage, joint: Joint) -> list[int]:
     """The ranks that have not staged, likewise."""
     return sorted(set(range(joint.place.world_size)) - _others_staged(storage, joint))
+
+
+def all_listed(storage: Storage, joint: Joint) -> bool:
+    """True if a listing has the parts of all ranks."""
+    return not _absent(storage, joint)
 
 
 def _committed(log: CommitLog, joint: Joint) -> Commit | None:

@@ -20,6 +20,7 @@ from archive.base import (
     NotFoundError,
     PartialCheckpointError,
     UsageError,
+    at_once,
     cached_property,
     frozen,
     jsontree,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAIN_BUFFER = "replay"
+_AT_ONCE = 32  # staged parts
 _TAIL = ("session", "rank", "sequence", "commit")
 Branch = tuple[str, Sequences | None]  # a session, and the sequences of its ranks
 _READ_ONLY = "it is what the commit says: change copy.deepcopy() of it"
@@ -82,6 +84,11 @@ class Checkpoint:
     @property
     def session(self) -> str:
         return self.commit.session
+
+    @property
+    def storage(self) -> Storage:
+        """The root of its archive."""
+        return self._storage
 
     @property
     def archive_id(self) -> str:
@@ -164,6 +171,11 @@ class Checkpoint:
             why = "is missing from it" if rank in self.missing_ranks else f"is not of its world of {self.world_size}"
             raise NotFoundError(f"checkpoint {self.name!r} at {self._storage.url}: rank {rank} {why}")
         return self._staged[rank]
+
+    def all_staged(self) -> dict[int, Part]:
+        """The staged part of each rank, with its index, fetched at once."""
+        at_once(lambda part: part.index, self._staged.values(), _AT_ONCE)
+        return dict(self._staged)
 
     @property
     def ranks(self) -> list[int]:

@@ -200,7 +200,7 @@ class Answer(Record):
 
 @dataclass(frozen=True, slots=True)
 class Agreed(Record):
-    """What the ranks agreed on in a round: the call at which they act, and a flag if they end after it."""
+    """The agreement of a round: the call at which the ranks act, and a flag if they end after it."""
 
     at: int
     told: bool = False
@@ -289,7 +289,7 @@ class _Watch:
         return layout.agreement_key(self.place.session, self.round, rank)
 
     def _await_agreement(self) -> Agreed:
-        """What the ranks agree on, once all have answered. It waits for missing ones, but not long if this process
+        """The agreement, once all ranks have answered. It waits for missing ones, but not long if this process
         ends."""
         line = Line(self.place.rank, self.place.world_size, STEP_IN_S)
         wait, found = line.wait(AGREE_TIMEOUT_S, AGREE_POLL_S, MAX_POLL_S), dict[int, Answer]()
@@ -316,8 +316,8 @@ class _Watch:
                 wait.pause()
 
     def _agree_in_haste(self, line: Line, found: dict[int, Answer]) -> Agreed:
-        """What the ranks that have answered by now agree on: this process ends, and waits for no others. The first in
-        line of them say so; those further back do without after seconds."""
+        """The agreement of the ranks that have answered by now: this process ends, and waits for no others. The first
+        in line of them say so; those further back do without after seconds."""
         present = {*range(self.place.world_size)}.difference(self._absent())
         wait, before = line.wait(MOST_HASTE_S, AGREE_POLL_S, MAX_POLL_S), line.before(present)
         while wait.waited_s < min(before * HASTE_STEP_S, MOST_HASTE_S):
@@ -342,7 +342,7 @@ class _Watch:
         return layout.agreed_key(self.place.session, self.round)
 
     def _said(self) -> Agreed | None:
-        """What was agreed on in this round, by whoever said so; None so far."""
+        """The agreement of this round, by whoever said so; None so far."""
         try:
             return smallfiles.read_small(self.storage, self._agreed_key, Agreed, CorruptStateError)
         except MissingObjectError:

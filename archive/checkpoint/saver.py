@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from archive.base import Losses, check_text, jsontree, logger, ranks, shutdown, size, thread_pool
-from archive.checkpoint.assembly import all_staged, commit_present, join
+from archive.checkpoint.assembly import all_listed, commit_present, join
 from archive.checkpoint.checkpoints import Checkpoint
 from archive.checkpoint.joint import Joint
 from archive.checkpoint.pending import Pending, Progress, SaveAttempt, on_terminal
@@ -200,9 +200,8 @@ class Saver:
         return Checkpoint(self._storage, made)
 
     def all_staged(self, pending: Pending) -> bool:
-        """Look once for the parts of all ranks; True if all are there."""
-        joint = Joint(self._place, pending.name, pending.request.part.ordinal)
-        return all_staged(self._storage, joint, dict(pending.staged), look_at_all=True)
+        """Look once, by one list, for the parts of all ranks; True if all are there."""
+        return all_listed(self._storage, Joint(self._place, pending.name, pending.request.part.ordinal))
 
     def surface(self) -> None:
         """Raise the error of the last checkpoint, or of the work that followed it, unless it was raised before."""

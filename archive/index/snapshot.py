@@ -3,7 +3,7 @@ the labels and derived columns of the archive's newest commit."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -75,11 +75,21 @@ class Snapshot:
         self._columns: dict[str, pa.ChunkedArray] = {}
         self._branches: Branches | None = None
         self._rows: int | None = None  # set where the rows are given
+        self.chunk_rows: pa.Table | None = None  # of the chunk table, where they are given with these
 
     @classmethod
-    def of(cls, storage: Storage, commit: Commit, table: pa.Table) -> Self:
-        """A snapshot with these rows (all columns, or those that will be asked for) instead of the commit's."""
-        out = cls(storage, commit)
+    def of(
+        cls,
+        storage: Storage,
+        commit: Commit,
+        table: pa.Table,
+        annotations: Annotations | None = None,
+        chunks: pa.Table | None = None,
+    ) -> Self:
+        """A snapshot with these rows (all columns, or those that will be asked for) instead of the commit's. chunks:
+        rows of the chunk table, which then need not be read."""
+        out = cls(storage, commit, annotations)
+        out.chunk_rows = chunks
         out._columns = {name: table[name] for name in table.column_names}
         out._rows = table.num_rows
         return out
@@ -130,6 +140,11 @@ class Snapshot:
             self._columns.update({n: table[n] for n in missing})
         return pa.table({n: self._columns[n] for n in names})
 
+    def by_file(self) -> Iterator[pa.Table]:
+        """All columns of its rows, file by file, which are not kept."""
+        for ref, data in zip(self.files, self._fetched(), strict=True):
+            yield tablefiles.parsed(self.storage, "segments", [ref], [data])
+
     def _fetched(self) -> list[bytes]:
         """The bytes of its files."""
         lacking = [ref for ref in self.files if ref.path not in self._bytes]
@@ -149,7 +164,10 @@ class Snapshot:
         return self.columns(names).take(arrow(np.asarray(rows, np.int64)))
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_bytes": {}, "_columns": {}, "_branches": None, "_rows": None}
+        given: dict[str, Any] = (
+            {} if self._rows is not None else {"_columns": {}}
+        )  # rows that were given cannot be read again
+        return self.__dict__ | {"_bytes": {}, "_branches": None, **given}
 
 
 def run_of_session(snapshot: Snapshot) -> dict[str, str | None]:

@@ -185,7 +185,7 @@ def _told(
         elif session is not None and (place is None or not (passed or session in sessions)):
             piles.setdefault((kind, session), []).append(key)
     for (kind, session), keys in piles.items():
-        noun = "shards" if kind == "shards" else "objects of a journal"
+        noun = {"shards": "shards", "plans": "objects of a shared plan"}.get(kind, "objects of a journal")
         nbytes, last = sum(there[key].bytes for key in keys), max(there[key].modified for key in keys)
         what = f"{len(keys)} {noun} of session {session!r}, {size(nbytes)}, the newest of {last:%Y-%m-%d %H:%M:%S}Z"
         yield keys[0], f"{what}; {_MAY if session in sessions else _DIED}"

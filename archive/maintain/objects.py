@@ -19,7 +19,7 @@ from archive.tables import among, distinct
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FOLDERS = (layout.JOBS, "journal", "manifest", "shards", "states")  # the folders in which a prune may delete
+FOLDERS = (layout.JOBS, "journal", "manifest", "plans", "shards", "states")  # the folders in which a prune may delete
 REDACT = "redact"  # the kind of jobs that rewrite shards without some episodes
 _COPIES = "merge"  # the kind of those whose items are the numbers of archives, and shards to be copied from there
 _FEW = 100  # objects that are asked for by name: a LIST takes longer the more there are

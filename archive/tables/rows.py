@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 NO_ENV = -1  # env_id of episodes that were added without one
 WEIGHTS = ("length", "model_weights_uuids", "update_count_min", "update_count_max", "weights")
+_MANY_PARTS = 16
 LOCATING = (*STRETCH, "shard")  # columns of the segments table that find live steps
 Address = tuple[str, int, int]
 KEYS = tuple(dict.fromkeys(name for kind in FOLLOWING for name in TABLES[kind].of))  # of the segments table
@@ -135,10 +136,13 @@ def set_column(table: pa.Table, name: str, value: Any) -> pa.Table:
 
 
 def concat(kind: str, parts: Iterable[pa.Table]) -> pa.Table:
+    """The rows of all parts, with one dictionary a column. Those of many parts are put together: each chunk of a column
+    would have all of its texts, which the next call would go through for each."""
     import pyarrow as pa
 
     parts = list(parts)
-    return pa.concat_tables(parts).unify_dictionaries() if parts else pa.Table.from_batches([], schema(kind))
+    whole = pa.concat_tables(parts).unify_dictionaries() if parts else pa.Table.from_batches([], schema(kind))
+    return whole.combine_chunks() if len(parts) > _MANY_PARTS else whole
 
 
 def replaced(

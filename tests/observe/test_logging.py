@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import subprocess
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
 
 import archive
 import resharding
-from archive.base import logger
+from archive.base import logger, waits
 from tests.support.places import ROOT
+from tests.support.processes import until
+from tests.support.ranks import close, job, resumed
 
 DONE = [
     r"commit 2 of run 'main': rank 0 wrote \d+ B of new steps, \d+\.\d s",
@@ -67,3 +71,28 @@ resharding.plan(made, world_size=1).share(0).read()
         [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
     assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_a_job_says_once_what_each_of_its_ranks_could(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight ranks save, one of them late, and five go on: there are as many lines as for one rank."""
+    caplog.set_level(logging.INFO, "archive")
+    monkeypatch.setattr(waits, "FIRST_S", 0.2)
+    url = "memory://logging/job"
+    archive.create(url)
+    ranks = job(url, 8, "first")
+    for rank in ranks:
+        rank.run(3)
+    late = ranks.pop(5)
+    pending = [rank.writer.checkpoint(1) for rank in ranks]
+    until(lambda: any("has waited" in line for line in caplog.messages), 60.0)
+    made = [one.result(60) for one in [*pending, late.writer.checkpoint(1)]]
+    close([*ranks, late])
+    plan = resharding.plan(made[0], world_size=5, num_envs=1, capacity=10)
+    close(resumed(url, plan, "second", itertools.count(1000)))
+    waited = [line for line in caplog.messages if "has waited" in line]
+    told = Counter(record.msg for record in caplog.records if "has waited" not in record.msg)
+    assert {msg: count for msg, count in told.items() if count > 1} == {}
+    assert len(told) >= 4
+    assert len(waited) <= 6, "again after twice as long"

@@ -41,7 +41,8 @@ class Shards:
         self.url = snapshot.storage.url
         self.roots = Roots(snapshot.storage, snapshot.commit.base_urls)
         self._files: set[str] = set()
-        self.indexes: dict[str, ShardIndex] = {}
+        given = snapshot.chunk_rows
+        self.indexes: dict[str, ShardIndex] = {} if given is None else chunkindex.from_table(given)
         self.views: dict[str, ShardView] = {}
 
     def index(self, shard: str) -> ShardIndex:

@@ -1,0 +1,390 @@
+"""Groups of a shared plan: objects with all that the shares of some target ranks need of the tables that the plan was
+made from. A group is read as a plan of these target ranks alone.
+
+It has the rows of the segments table of its episodes, those of the chunk table of their shards, of the live table, and
+the places of its steps among these. They are taken from the tables file by file, so that one is in memory at a time.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from archive import tables
+from archive.arrays import Ints, Steps, arrow, numbers, places, spans
+from archive.base import CorruptStateError, Count, Positive, Record, at_once, cached_property, layout, stored
+from archive.checkpoint import Checkpoint
+from archive.index import EpisodeIndex, Snapshot
+from archive.log import Commit, Origin, StoredFile, commits, tablefiles
+from archive.read import Episodes
+from archive.saved import SavedIndex, WholeObject, pack
+from archive.shard import Members, encode, file_member
+from archive.store import Storage, split_key
+from archive.write import Resume
+from resharding.placement import Placement, Rules
+from resharding.plans import Plan
+from resharding.source import SourceBuffer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+GROUP_ROWS = 1 << 16  # episodes of a group, but for a target rank that has more
+AT_ONCE = 16
+_MANY_RANGES = 1000
+_PIECES = ("row", "lo", "hi", "position", "run", "rank", "env", "at")
+_UNITS = ("head", "number", "steps", "rank", "env", "age", "headless", "tailless", "open")
+_PARTS = ("target", "unit", "lo", "hi", "env", "position")
+_NONE = np.zeros(0, np.int64)
+Columns = Mapping[str, Ints]
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupBuffer(Record):
+    """One buffer of a group: the rules of its plan, and the rows of its arrays."""
+
+    rules: Rules
+    pieces: Count
+    units: Count
+    parts: Count
+
+
+@dataclass(frozen=True, slots=True)
+class GroupIndex(SavedIndex):
+    """The index of a group. `number`: of the group among those of the plan; `served`: the commit whose tables serve the
+    steps of the checkpoint of `commit`; `segments`, `chunks`: members with rows of these tables; `dropped`: by buffer
+    and reason, of the whole plan."""
+
+    REMEDY: ClassVar[str] = "plan again in a new session, or with resharding.plan"
+
+    session: str
+    plan: str
+    number: Count
+    nonce: str
+    commit: Count
+    served: Count
+    digest: str
+    world_size: Positive
+    identity: bool
+    seen: Count
+    takes_all: bool
+    segments: Count
+    chunks: Count
+    buffers: Mapping[str, _GroupBuffer]
+    dropped: Mapping[str, Mapping[str, Mapping[str, Count]]]
+    conditions: str | None = stored(None, always=True)
+    origin: tuple[str, str, Count, Mapping[int, int], Mapping[int, int] | None] | None = stored(None, always=True)
+    format: Any = stored(layout.format_block(layout.PART_VERSION), required=True)
+    members: Members = stored((), required=True)
+
+    @property
+    def key(self) -> str:
+        """The key of its object."""
+        return layout.plan_key(self.session, self.plan, self.number)
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Some target ranks of a plan, by buffer: their parts, the numbers of their units, and of the pieces of these.
+    rows, runs: rows of the segments and live tables that they need, sorted."""
+
+    parts: Mapping[str, Steps]
+    units: Mapping[str, Ints]
+    pieces: Mapping[str, Ints]
+    rows: Ints
+    runs: Ints
+
+
+def put(plan: Plan, storage: Storage, session: str, name: str) -> list[int]:
+    """Put a plan into the bucket, in groups of its target ranks; the first rank of each."""
+    firsts, made = list[int](), list[_Group]()
+    for first, group in _groups(plan):
+        firsts.append(first)
+        made.append(group)
+    rows = _Rows(plan, [group.rows for group in made])
+    place = partial(_put, plan, storage, (session, name), rows)
+    at_once(lambda number: place(number, made[number]), range(len(made)), AT_ONCE)
+    return firsts
+
+
+def _groups(plan: Plan) -> Iterator[tuple[int, _Group]]:
+    """The target ranks in groups of about GROUP_ROWS episodes; the first rank of each."""
+    episodes, first = np.array(plan.episodes), 0
+    while first < plan.world_size:
+        stop = first + 1
+        while stop < plan.world_size and episodes[first : stop + 1].sum() <= GROUP_ROWS:
+            stop += 1
+        yield first, _group(plan, first, stop)
+        first = stop
+
+
+def _group(plan: Plan, first: int, stop: int) -> _Group:
+    parts, units, pieces = dict[str, Steps](), dict[str, Ints](), dict[str, Ints]()
+    rows, runs = [_NONE], [_NONE]
+    for name, placement in plan.placements.items():
+        source, (lo, hi) = plan.sources[name], np.searchsorted(placement.parts["target"], (first, stop))
+        parts[name] = placement.parts.pick(slice(lo, hi))
+        own = units[name] = np.unique(parts[name].stream)
+        begin = source.offsets[own]
+        pieces[name] = spans(begin, source.offsets[own + 1] - begin)
+        rows.append(plan.checkpoint.index.chains.rows_of(np.unique(source.number[own])))
+        runs.append(source.pieces["run"][pieces[name]])
+    return _Group(parts, units, pieces, np.unique(np.concatenate(rows)), np.unique(np.concatenate(runs)))
+
+
+class _Rows:
+    """The rows of the segments and chunk tables that each group needs, as Parquet."""
+
+    def __init__(self, plan: Plan, rows: Sequence[Ints]) -> None:
+        self.segments: list[list[bytes]] = [[] for _ in rows]
+        self.chunks: list[list[bytes]] = [[] for _ in rows]
+        shards, files, base = list[tuple[int, Any]](), dict[str, StoredFile](), 0
+        for table in plan.checkpoint.snapshot.by_file():
+            for number, wanted in enumerate(rows):
+                some = wanted[slice(*np.searchsorted(wanted, (base, base + table.num_rows)))] - base
+                if len(some):
+                    part = _taken(table, some)
+                    self.segments[number].append(tables.dumps(part))
+                    shards.append((number, part["shard"].unique().drop_null()))
+                    files |= tablefiles.chunk_files(part.select(list(tables.CHUNK_FILE)))
+            base += table.num_rows
+        own = [ref for path, ref in files.items() if not split_key(path)[0]]  # other archives' are read as ever
+        self._add_chunks(plan.checkpoint.storage, shards, own)
+
+    def _add_chunks(self, storage: Storage, shards: Sequence[tuple[int, Any]], files: Sequence[StoredFile]) -> None:
+        """Add the chunks of the shards of each group."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        text = pa.string()
+        names = pa.chunked_array([one.cast(text) for _, one in shards] or [pa.array([], text)])
+        owner = np.repeat([number for number, _ in shards], [len(one) for _, one in shards]).astype(np.int64)
+        for ref in files:
+            (data,) = tablefiles.fetch(storage, [ref])
+            table = tables.loads(data, "chunks", where=storage.full_url(ref.path))
+            known, code = tables.coded(table["shard"])
+            order = np.argsort(code, kind="stable")
+            begins = np.searchsorted(code[order], np.arange(len(known) + 1))
+            found = numbers(pc.index_in(names, value_set=pa.array(known, text)), -1).astype(np.int64)
+            for number in np.unique(owner[found >= 0]).tolist():
+                mine = np.unique(found[(owner == number) & (found >= 0)])
+                some = np.sort(order[spans(begins[mine], begins[mine + 1] - begins[mine])])
+                self.chunks[number].append(tables.dumps(_taken(table, some)))
+
+
+def _taken(table: pa.Table, rows: Ints) -> pa.Table:
+    """These rows, which are sorted and mostly a few ranges; dictionaries have no more texts than these need."""
+    import pyarrow as pa
+
+    heads = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
+    if len(heads) > _MANY_RANGES:
+        some = table.take(arrow(rows))
+    else:
+        stops = np.append(heads[1:], len(rows))
+        ranges = zip(rows[heads].tolist(), (stops - heads).tolist(), strict=True)
+        some = pa.concat_tables([table.slice(first, count) for first, count in ranges])
+    columns = [
+        some[one.name].cast(pa.string()).combine_chunks().dictionary_encode()
+        if pa.types.is_dictionary(one.type)
+        else some[one.name]
+        for one in table.schema
+    ]
+    return pa.table(columns, schema=table.schema)
+
+
+def _put(plan: Plan, storage: Storage, place: tuple[str, str], rows: _Rows, number: int, group: _Group) -> None:
+    """Put one group into the bucket. place: the session, and the name of the plan."""
+    ck, arrays, buffers = plan.checkpoint, dict[str, Ints](), dict[str, _GroupBuffer]()
+    every = np.unique(np.concatenate([_NONE, *(plan.sources[name].number[own] for name, own in group.units.items())]))
+    for at, name in enumerate(plan.sources):
+        made = _arrays(plan, group, name, every)
+        arrays |= {f"{kind}/{at}": array for kind, array in made.items()}
+        buffers[name] = _GroupBuffer(plan.placements[name].rules, *map(len, made.values()))
+    segments, chunks = rows.segments[number], rows.chunks[number]
+    lost = {name: plan.dropped_of(name) for name in plan.placements}
+    origin: Any = None if plan.origin is None else tuple(plan.origin)
+    index = GroupIndex(
+        *place, number, secrets.token_hex(8), ck.number, ck.served_by.number, ck.commit.digest, plan.world_size,
+        plan.is_identity, plan.seen, plan.takes_all, len(segments), len(chunks), buffers, lost, plan.conditions, origin,
+    )  # fmt: skip
+    files = [(f"segments-{i}.parquet", data) for i, data in enumerate(segments)]
+    files += [(f"chunks-{i}.parquet", data) for i, data in enumerate(chunks)]
+    members = [*(file_member(*one) for one in files), *encode(arrays, attributes={}, chunk_bytes=1 << 20)]
+    live = {"live": _taken(ck.live, group.runs)} if len(group.runs) else {}
+    storage.create_once(index.key, pack(index, live, members)[0])
+
+
+def _arrays(plan: Plan, group: _Group, name: str, episodes: Ints) -> dict[str, Ints]:
+    """The arrays of one buffer: its pieces, units and parts, numbered as they are in the group."""
+    source, parts, units = plan.sources[name], group.parts[name], group.units[name]
+    own = source.pieces.pick(group.pieces[name])
+    pieces = {key: own[key] for key in ("position", "rank", "env", "at")} | {"lo": own.lo, "hi": own.hi}
+    pieces |= {"row": places(own.stream, group.rows), "run": places(own["run"], group.runs)}
+    about, counts = source.units.pick(units), source.offsets[units + 1] - source.offsets[units]
+    of_units: dict[str, Ints] = {key: about[key] for key in ("rank", "env", "age", "headless", "tailless", "open")}
+    of_units |= {"head": np.cumsum(counts) - counts, "steps": about.hi}
+    of_units["number"] = places(source.number[units], episodes)
+    of_parts: dict[str, Ints] = {key: parts[key] for key in ("target", "env", "position")}
+    of_parts |= {"unit": places(parts.stream, units), "lo": parts.lo, "hi": parts.hi}
+    kinds = {"pieces": (_PIECES, pieces), "units": (_UNITS, of_units), "parts": (_PARTS, of_parts)}
+    return {
+        kind: np.stack([np.asarray(values[key], np.int64) for key in keys], axis=1)
+        for kind, (keys, values) in kinds.items()
+    }
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+class _GroupCheckpoint(Checkpoint):
+    """A checkpoint of which the rows of some episodes are at hand; questions about all of it ask all of it."""
+
+    def __init__(self, commit: Commit, served_by: Commit, like: Checkpoint, rows: Sequence[pa.Table]) -> None:
+        """like: another checkpoint of the archive.  rows: of the live, segments and chunk tables."""
+        super().__init__(like.storage, commit, served_by, like.annotations)
+        live, segments, chunks = rows
+        snapshot = Snapshot.of(like.storage, served_by, segments, like.annotations, chunks)
+        self.__dict__["live"], self.__dict__["index"] = live, EpisodeIndex(snapshot, None, self._branch)
+
+    def __reduce__(self) -> Any:
+        return Checkpoint, (self.storage, self.commit, self.served_by, self.annotations)
+
+    @cached_property
+    def all(self) -> Checkpoint:
+        """The whole checkpoint."""
+        return Checkpoint(self.storage, self.commit, self.served_by, self.annotations)
+
+    @property
+    def whole_index(self) -> EpisodeIndex:
+        return self.all.whole_index
+
+    @property
+    def groups(self) -> tuple[Ints, Ints]:
+        return self.all.groups
+
+    @property
+    def episodes(self) -> Episodes:
+        """The episodes that are live in it, of all ranks."""
+        return self.all.episodes
+
+    @property
+    def steps_per_rank(self) -> dict[int, int]:
+        """Rank -> its live steps, in all buffers."""
+        return self.all.steps_per_rank
+
+    def to_resume(self, rank: int | None = None) -> Resume:
+        """The start of the same rank in a world of the same size."""
+        return self.all.to_resume(rank)
+
+
+@dataclass(frozen=True, eq=False)
+class _GroupPlan(Plan):
+    """The plan of the target ranks of one group. again: reads it; whole: plans for all target ranks."""
+
+    again: Callable[[], Plan] = lambda: _nothing()
+    whole: Callable[[], Plan] = lambda: _nothing()
+    lost: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
+
+    def __reduce__(self) -> Any:
+        return self.again, ()
+
+    def dropped_of(self, buffer: str) -> dict[str, dict[str, int]]:
+        """Reason -> the number of episodes and steps of one buffer that no target rank of the whole plan gets."""
+        return {reason: dict(counts) for reason, counts in self.lost[buffer].items()}
+
+    def holders(self) -> dict[str, int]:
+        """Episode id -> the rank that gets it, of all target ranks."""
+        return self.whole().holders()
+
+
+def _nothing() -> Plan:
+    raise AssertionError("a group is read by `read`")
+
+
+def read(checkpoint: Checkpoint, key: str, whole: Callable[[], Plan]) -> Plan:
+    """The plan of the target ranks of the group at `key`. checkpoint: the one that was to be planned; whole: gives the
+    plan for all target ranks."""
+    storage = checkpoint.storage
+    data = WholeObject(GroupIndex, storage.get(key), key, storage.full_url(key))
+    ck = _checkpoint_of(checkpoint, data)
+    index, sources, placements = data.index, dict[str, SourceBuffer](), dict[str, Placement]()
+    for at, (name, one) in enumerate(index.buffers.items()):
+        pieces, units, parts = (
+            _columns(data, f"{kind}/{at}", getattr(one, kind), keys)
+            for kind, keys in (("pieces", _PIECES), ("units", _UNITS), ("parts", _PARTS))
+        )
+        if not _sound(pieces, units, parts, (ck.snapshot.rows, ck.live.num_rows, len(ck.index), index.world_size)):
+            raise _strange(data)
+        sources[name] = _source(ck, name, pieces, units)
+        beside = {key: parts[key] for key in ("target", "env", "position")}
+        why: Any = np.zeros(0, object)
+        dropped = Steps(_NONE, _NONE, _NONE, follows=(), reason=why)
+        steps = Steps(parts["unit"], parts["lo"], parts["hi"], follows=(), **beside)
+        placements[name] = Placement(one.rules, steps, dropped)
+    return _GroupPlan(
+        ck, sources, index.world_size, placements, index.identity, index.seen, index.conditions,
+        None if index.origin is None else Origin(*index.origin), index.takes_all,
+        partial(read, checkpoint, key, whole), whole, index.dropped,
+    )  # fmt: skip
+
+
+def _checkpoint_of(asked: Checkpoint, data: WholeObject[GroupIndex]) -> Checkpoint:
+    """The checkpoint of a group, which may have been recovered from the one that was to be planned."""
+    index, storage = data.index, asked.storage
+    found = [asked.commit, asked.served_by, asked.annotations.head]
+    commit, served = (
+        next((one for one in found if one.number == number), None) or commits.read_of(storage, number, asked.commit)
+        for number in (index.commit, index.served)
+    )
+    if commit.digest != index.digest:
+        raise CorruptStateError(
+            f"{data.where} is of another commit {index.commit} than that of the archive; {data.damage}"
+        )
+    parts = {"live": [data.table("live")]}
+    for kind in ("segments", "chunks"):
+        files = data.files([f"{kind}-{i}.parquet" for i in range(getattr(index, kind))])
+        parts[kind] = [tables.loads(one, kind, where=data.where) for one in files]
+    made = _GroupCheckpoint(commit, served, asked, [tables.concat(kind, some) for kind, some in parts.items()])
+    made.seen = index.seen
+    return made
+
+
+def _columns(data: WholeObject[GroupIndex], path: str, count: int, keys: Sequence[str]) -> Columns:
+    """The columns of an array, by name."""
+    array = data.array(path, count)
+    if array.dtype != np.int64 or array.shape != (count, len(keys)):
+        raise _strange(data)
+    return {key: np.ascontiguousarray(array[:, i]) for i, key in enumerate(keys)}
+
+
+def _source(ck: Checkpoint, name: str, pieces: Columns, units: Columns) -> SourceBuffer:
+    follow = {key: pieces[key] for key in ("position", "at", "run", "rank", "env")}
+    own = Steps(pieces["row"], pieces["lo"], pieces["hi"], follows=("position", "at"), **follow)
+    beside: dict[str, Any] = {key: units[key] for key in ("rank", "env", "age")}
+    beside |= {key: units[key].astype(bool) for key in ("headless", "tailless", "open")}
+    number = np.arange(len(units["head"]))
+    about = Steps(number, np.zeros_like(number), units["steps"], follows=(), **beside)
+    return SourceBuffer.of(ck, name, own, units["head"], units["number"], about)
+
+
+def _sound(pieces: Columns, units: Columns, parts: Columns, limits: tuple[int, int, int, int]) -> bool:
+    """True if all places are there. limits: rows of the segments and live tables, episodes, target ranks."""
+    rows, runs, episodes, ranks = limits
+    heads, count = units["head"], len(pieces["row"])
+    bounds = [(pieces["row"], rows), (pieces["run"], runs), (units["number"], episodes), (parts["target"], ranks)]
+    bounds += [(parts["unit"], len(heads)), (heads, count)]
+    inside = all(((of >= 0) & (of < limit)).all() for of, limit in bounds)
+    begins = heads[:1].tolist() == [0][:count] and bool((np.diff(heads) > 0).all())
+    forward = all(((of["lo"] >= 0) & (of["lo"] <= of["hi"])).all() for of in (pieces, parts))
+    return inside and begins and forward and bool((parts["hi"] <= units["steps"][parts["unit"]]).all())
+
+
+def _strange(data: WholeObject[GroupIndex]) -> CorruptStateError:
+    return CorruptStateError(f"{data.where} has places that are not there: {data.damage}")
