@@ -91,7 +91,7 @@ class GroupIndex(SavedIndex):
 
 
 @dataclass(frozen=True)
-class _Group:
+class _TargetRanks:
     """Some target ranks of a plan, by buffer: their parts, the numbers of their units, and of the pieces of these.
     rows, runs: rows of the segments and live tables that they need, sorted."""
 
@@ -104,17 +104,17 @@ class _Group:
 
 def put(plan: Plan, storage: Storage, session: str, name: str) -> list[int]:
     """Put a plan into the bucket, in groups of its target ranks; the first rank of each."""
-    firsts, made = list[int](), list[_Group]()
+    firsts, made = list[int](), list[_TargetRanks]()
     for first, group in _groups(plan):
         firsts.append(first)
         made.append(group)
-    rows = _Rows(plan, [group.rows for group in made])
+    rows = _GroupRows(plan, [group.rows for group in made])
     place = partial(_put, plan, storage, (session, name), rows)
     at_once(lambda number: place(number, made[number]), range(len(made)), AT_ONCE)
     return firsts
 
 
-def _groups(plan: Plan) -> Iterator[tuple[int, _Group]]:
+def _groups(plan: Plan) -> Iterator[tuple[int, _TargetRanks]]:
     """The target ranks in groups of about GROUP_ROWS episodes; the first rank of each."""
     episodes, first = np.array(plan.episodes), 0
     while first < plan.world_size:
@@ -125,7 +125,7 @@ def _groups(plan: Plan) -> Iterator[tuple[int, _Group]]:
         first = stop
 
 
-def _group(plan: Plan, first: int, stop: int) -> _Group:
+def _group(plan: Plan, first: int, stop: int) -> _TargetRanks:
     parts, units, pieces = dict[str, Steps](), dict[str, Ints](), dict[str, Ints]()
     rows, runs = [_NONE], [_NONE]
     for name, placement in plan.placements.items():
@@ -136,10 +136,10 @@ def _group(plan: Plan, first: int, stop: int) -> _Group:
         pieces[name] = spans(begin, source.offsets[own + 1] - begin)
         rows.append(plan.checkpoint.index.chains.rows_of(np.unique(source.number[own])))
         runs.append(source.pieces["run"][pieces[name]])
-    return _Group(parts, units, pieces, np.unique(np.concatenate(rows)), np.unique(np.concatenate(runs)))
+    return _TargetRanks(parts, units, pieces, np.unique(np.concatenate(rows)), np.unique(np.concatenate(runs)))
 
 
-class _Rows:
+class _GroupRows:
     """The rows of the segments and chunk tables that each group needs, as Parquet."""
 
     def __init__(self, plan: Plan, rows: Sequence[Ints]) -> None:
@@ -199,7 +199,9 @@ def _taken(table: pa.Table, rows: Ints) -> pa.Table:
     return pa.table(columns, schema=table.schema)
 
 
-def _put(plan: Plan, storage: Storage, place: tuple[str, str], rows: _Rows, number: int, group: _Group) -> None:
+def _put(
+    plan: Plan, storage: Storage, place: tuple[str, str], rows: _GroupRows, number: int, group: _TargetRanks
+) -> None:
     """Put one group into the bucket. place: the session, and the name of the plan."""
     ck, arrays, buffers = plan.checkpoint, dict[str, Ints](), dict[str, _GroupBuffer]()
     every = np.unique(np.concatenate([_NONE, *(plan.sources[name].number[own] for name, own in group.units.items())]))
@@ -221,7 +223,7 @@ def _put(plan: Plan, storage: Storage, place: tuple[str, str], rows: _Rows, numb
     storage.create_once(index.key, pack(index, live, members)[0])
 
 
-def _arrays(plan: Plan, group: _Group, name: str, episodes: Ints) -> dict[str, Ints]:
+def _arrays(plan: Plan, group: _TargetRanks, name: str, episodes: Ints) -> dict[str, Ints]:
     """The arrays of one buffer: its pieces, units and parts, numbered as they are in the group."""
     source, parts, units = plan.sources[name], group.parts[name], group.units[name]
     own = source.pieces.pick(group.pieces[name])

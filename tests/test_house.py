@@ -17,14 +17,14 @@ import pytest
 from tests.support.places import ROOT
 
 FIGURES = {
-    "modules": 323,
-    "lines of the engine": 51_198,
-    "modules that serve one sibling": 26,
+    "modules": 325,
+    "lines of the engine": 51_837,
+    "modules that serve one sibling": 27,
     "modules named ...ing": 12,
-    "records and protocols of the engine": 237,
+    "records and protocols of the engine": 242,
     "class names with two meanings": 0,
-    "docstrings that begin with a relative word": 7,
-    "files with searchsorted": 7,
+    "docstrings that begin with a relative word": 4,
+    "files with searchsorted": 9,
     "places that append to the log": 0,
 }
 MARGIN = 0.02  # of a figure: so far below it a count may be before the figure must follow

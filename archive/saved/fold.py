@@ -360,9 +360,9 @@ class SessionFold:
         rank, buffer = owner
         given: dict[str, list[Values]] = {}
         streams = [name[1:] for name in self._streams]
-        attributes: dict[str, dict[str, Any]] = {}
+        attributes: dict[str, dict[str, Any]] = {name: {} for name in self._attributes_before.get(buffer, ())}
         held = self._of(self._held, owner)
-        for source in [source for source in self._before.parts if source == rank or not self._before.own]:
+        for source in self._sources(owner, held):
             steps = in_order(self._of(self._saved, (source, buffer)))
             columns, known = self._before.values(source, buffer)
             for name, column in columns.items() if self._before.own or len(held.meet(steps).left) else ():
@@ -380,6 +380,26 @@ class SessionFold:
         live = {name: {key: value for key, value in of.items() if key in names} for name, of in attributes.items()}
         texts = {name: jsontree.dumps(of, where="attributes") for name, of in live.items()}
         return {name: self._filled(owner, name, runs, values) for name, values in given.items()}, texts
+
+    def _sources(self, owner: Owner, held: Steps) -> list[int]:
+        """The ranks of the checkpoint before that saved what a buffer held: few of many, whose columns alone are
+        read."""
+        rank, buffer = owner
+        if self._before.own:
+            return [rank] if rank in self._before.parts else []
+        met = np.unique(self._saved["owner"][held.placed.meet(self._saved.placed).right]).tolist()
+        names = list(self._owners)
+        saved = {source for source, name in (names[number] for number in met) if name == buffer}
+        return sorted(saved & self._before.parts.keys())
+
+    @cached_property
+    def _attributes_before(self) -> dict[str, set[str]]:
+        """The names of the attributes of each buffer, of a checkpoint that the session went on from."""
+        out: dict[str, set[str]] = {}
+        for index in self._before.parts.values() if not self._before.own else ():
+            for buffer, names in index.attributes.items():
+                out.setdefault(buffer, set()).update(names)
+        return out
 
     @cached_property
     def _kinds(self) -> dict[str, dict[str, Kind]]:
