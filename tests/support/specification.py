@@ -100,9 +100,9 @@ def check_traces(
     folder: Path, traces: Sequence[Sequence[Mapping[str, Any]]], without: Iterable[str] = ()
 ) -> list[tuple[int, set[str]] | None]:
     """The first step (from 0) of each trace that the specification refuses, and why; None where it allows all."""
-    text = "\n".join(["MCTraces == <<", ",\n".join(_tla(tuple(one)) for one in traces), ">>"])
+    text = "\n".join(["MCTraces == <<", ",\n".join(_tla(tuple(one)) for one in traces), ">>", "MCView == at"])
     cases = [Case(tuple(without), "", ())]
-    out = _run(folder, "Trace", {"Traces": "<- MCTraces"}, cases, text, ["INIT Init", "NEXT Next"])
+    out = _run(folder, "Trace", {"Traces": "<- MCTraces"}, cases, text, ["INIT Init", "NEXT Next", "VIEW MCView"])
     assert _SOUND in out, out[-4000:]
     found = {
         int(number): (int(step) - 1, set(re.findall(r'"(\w+)"', why))) for number, step, why in _REFUSED.findall(out)

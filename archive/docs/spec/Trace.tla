@@ -13,9 +13,10 @@ Get(f, key, default) == IF key \in DOMAIN f THEN f[key] ELSE default
 Made(j) == Get(journal, j, [made |-> 0, ended |-> -1])
 With(f, key, value) == (key :> value) @@ f
 Upto(s) == LET n == Max({n \in DOMAIN log : log[n].by = s /\ log[n].upto # None}) IN IF n = 0 THEN None ELSE log[n].upto
-Passed(put) == put.number < Get(Upto(put.by), put.journal, 0) \/ \A n \in DOMAIN log : Newest(log, log[n].run) # put.by
-Unnamed(cutoff) == {o \in DOMAIN store : /\ store[o].time <= cutoff /\ \A n \in DOMAIN log : o \notin log[n].leads
-                                         /\ Passed(store[o])}
+Running == {Newest(log, log[n].run) : n \in {n \in DOMAIN log : log[n].kind = "open"}}
+Unnamed(cutoff) == {o \in DOMAIN store : LET put == store[o] IN
+  /\ put.time <= cutoff /\ \A n \in DOMAIN log : o \notin log[n].leads
+  /\ put.by \notin Running \/ put.number < Get(Upto(put.by), put.journal, 0)}
 Waited(cutoff) == Max({n \in DOMAIN log : log[n].time <= cutoff})
 Committed(e) == LET new == e.leads \ Now(log).leads opens == e.kind = "open" IN [
   create |-> e.number = Len(log) + 1, written |-> e.leads \subseteq DOMAIN store,
@@ -23,11 +24,11 @@ Committed(e) == LET new == e.leads \ Now(log).leads opens == e.kind = "open" IN 
   names |-> MayName(log, new, e.borrowed \ Now(log).leads), rows |-> e.adds \subseteq Fresh(log, e.adds),
   opens |-> opens => MayOpen(log, e.run, e.seen, e.forks, e.takes),
   ended |-> Guard("ended", opens => \A j \in e.ends : Made(j).ended >= 0),
-  fence |-> e.kind \in Saves \cup {"commit"} => MaySave(log, e.run, e.by),
+  fence |-> e.kind \in Saves \cup {"commit"} => Opened(log, e.run) # 0 /\ MaySave(log, e.run, e.by),
   grows |-> e.kind \in Saves => Grows(Upto(e.by), IF e.upto = None THEN Upto(e.by) ELSE e.upto),
   undone |-> e.kind = "undo" => MayUndo(log, new), tagged |-> \A t \in e.tags \ Now(log).tags : MayTag(log, t),
   forgot |-> \A row \in e.forgot \ Now(log).forgot : row[2] = e.number,
-  listed |-> e.pruned \ Pruned(log) \subseteq Garbage(log, Waited(e.cutoff), Unnamed(e.cutoff), pins)]
+  listed |-> e.pruned # {} => e.pruned \ Pruned(log) \subseteq Garbage(log, Waited(e.cutoff), Unnamed(e.cutoff), pins)]
 Allowed(e) == CASE e.event = "commit" -> Committed(e)
   [] e.event = "put" -> [fresh |-> e.object \notin DOMAIN store]
   [] e.event \in {"tick", "end"} -> [slot |-> e.object \notin DOMAIN store, gap |-> e.number = Made(e.journal).made]

@@ -13,7 +13,7 @@ from unittest import mock
 
 import pyarrow as pa
 
-from archive.journal import recovery, tails, ticker
+from archive.journal import ends, recovery, ticker
 from archive.ledger import view
 from archive.log import conflicts, sessions
 from archive.maintain import forget, objects
@@ -133,7 +133,7 @@ GUARDS = (
         (
             (ticker.Heartbeat, "check", ticker.Heartbeat.surface),
             (ticker.Heartbeat, "beat", _nothing),
-            (tails, "end", lambda *_: {}),
+            (ends, "end", lambda *_: {}),
         ),
         (_JOB,),
         ("stop",),
