@@ -33,7 +33,8 @@ class Guarded:
     without: tuple[tuple[Any, str, Any], ...]
     parties: tuple[Weights, ...]
     befalls: tuple[str, ...] = STRIKES + FAULTS
-    quick: bool = False  # found within seconds
+    by: tuple[str, ...] = JOBS.by
+    slow: bool = False  # not found within seconds
 
     @contextlib.contextmanager
     def taken_out(self) -> Iterator[None]:
@@ -44,7 +45,11 @@ class Guarded:
 
     def found(self, first: int, cpu_s: float, tries: int = 0) -> tuple[int, float, HistoryError | None]:
         """Histories of fresh seeds until one goes wrong: how many, the seconds of CPU, and what went wrong."""
-        kind, began, done = replace(JOBS, parties=self.parties, befalls=self.befalls), time.process_time(), [0]
+        kind, began, done = (
+            replace(JOBS, parties=self.parties, befalls=self.befalls, by=self.by),
+            time.process_time(),
+            [0],
+        )
 
         def stop(number: int, _: int) -> bool:
             done[0] = number
@@ -81,24 +86,17 @@ def _of_ticks(of: Callable[..., Any]) -> Any:
 
 
 _JOB = {"start": 2, "add": 5, "sync": 3, "checkpoint": 2, "pause": 1}
-_SAVER = {"start": 0.3, "checkpoint": 4, "add": 2, "pause": 2, "sync": 1}
+_SAVER = {"checkpoint": 4, "idle": 3}
 GUARDS = (
-    Guarded(
-        "a start that opens late ends a newer job",
-        ((sessions, "_check_seen", _nothing),),
-        (_JOB,),
-        ("stop",),
-        quick=True,
-    ),
+    Guarded("a start that opens late ends a newer job", ((sessions, "_check_seen", _nothing),), (_JOB,), ("stop",)),
     Guarded(
         "a prune deletes what the next checkpoint refers to",
         ((conflicts.Conflicts, "_check_objects", _nothing), (conflicts.Conflicts, "gone", lambda *_: {})),
         (_SAVER, {"expire": 1}),
         ("stop",),
+        slow=True,
     ),
-    Guarded(
-        "a recovered checkpoint that some ranks cannot read", ((fold.SessionFold, "_kinds", {}),), (_JOB,), quick=True
-    ),
+    Guarded("a recovered checkpoint that some ranks cannot read", ((fold.SessionFold, "_kinds", {}),), (_JOB,)),
     Guarded(
         "a clock that steps back",
         ((view, "_in_order", _by_clock), (view, "_PLACES", (*view._PLACES, "created_at"))),
@@ -108,25 +106,30 @@ GUARDS = (
     Guarded(
         "a number of a journal that goes back",
         ((conflicts, "_check_grows", _nothing),),
-        ({"checkpoint": 3, "add": 2, "sync": 1}, {"recover": 1}),
+        ({"checkpoint": 5, "add": 1}, {"recover": 3, "pause": 1}),
+        ("stop",),
+        slow=True,
     ),
     Guarded(
         "a recovery where nothing ticked",
         ((recovery.RecoveryBase, "of", _of_ticks(recovery.RecoveryBase.of)),),
         ({"start": 2, "add": 3, "checkpoint": 4},),
         ("crash",),
-        quick=True,
     ),
     Guarded(
         "a forgetting that starves",
         ((forget, "MOST_TRIES", 1 << 30), (forget._Forgetting, "_again", _nothing)),
-        ({"checkpoint": 2, "forget": 1}, {"label": 1, "add": 0.3, "commit": 0.3}),
+        ({"checkpoint": 3, "crowd": 2},),
+        (),
+        ("rival",),
+        slow=True,
     ),
     Guarded(
         "a wait that counts from what was undone",
         ((objects.History, "let_go", _as_it_was),),
         ({"checkpoint": 3, "add": 1}, {"waver": 2, "prune": 2}),
         (),
+        slow=True,
     ),
     Guarded(
         "somebody who was replaced is told that all is durable",

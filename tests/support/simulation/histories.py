@@ -18,7 +18,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from tests.support.simulation.choosers import Chooser, Given, Priorities, Random, Turns
+from tests.support.simulation.choosers import Chooser, Given, Priorities, Random, Rival, Turns
 from tests.support.simulation.library import forget_the_last
 from tests.support.simulation.scheduler import HungError, Party, Scheduler
 from tests.support.simulation.store import ObjectStore, Observation, serve
@@ -45,6 +45,7 @@ class Kind:
     points: int  # about so many has a party of an average history
     refusals: tuple[type[Exception], ...] = ()  # errors that a party may get: it goes on with its next step
     befalls: tuple[str, ...] = STRIKES + FAULTS
+    by: tuple[str, ...] = ("random:0.02", "random:0.2", "random:0.7", "pct:1", "pct:2", "pct:3")
 
     def drawn(self, rng: random.Random) -> list[Word]:
         """What two or more parties do, and what befalls them."""
@@ -91,8 +92,7 @@ class History:
     def drawn(cls, seed: int, kind: Kind) -> History:
         """The history of a seed."""
         rng = random.Random(f"{seed} {kind.name}")
-        by = rng.choice(["random:0.02", "random:0.2", "random:0.7", "pct:1", "pct:2", "pct:3"])
-        return cls(seed, kind.name, by, tuple(kind.drawn(rng)))
+        return cls(seed, kind.name, rng.choice(kind.by), tuple(kind.drawn(rng)))
 
     @classmethod
     def parse(cls, text: str) -> History:
@@ -122,6 +122,8 @@ class History:
         rng = random.Random(f"{self.seed} chooser")
         if how == "random":
             return Random(rng, float(number))
+        if how == "rival":
+            return Rival()
         return Priorities(rng, int(number), points) if how == "pct" else Chooser()
 
 

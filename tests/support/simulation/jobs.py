@@ -17,7 +17,8 @@ import archive
 import resharding
 from archive.base import layout
 from archive.index import Walk
-from tests.support.simulation.scheduler import here
+from archive.log import tablefiles
+from tests.support.simulation.scheduler import Party, here
 from tests.support.simulation.store import ObjectStore
 
 RUNS = ("main", "main", "main", "side")
@@ -62,10 +63,12 @@ class Rank:
 
 @dataclass
 class Saved:
-    """A checkpoint that was acknowledged: the state of each rank, its column's value, and when it was told."""
+    """A checkpoint that was acknowledged: the state of each rank, its column's value, its own state, and when it was
+    told."""
 
     states: list[int]
     value: int
+    own: Any
     told: int
     replay: bool
 
@@ -78,10 +81,11 @@ class Session:
     name: str
     run: str
     planned: int
+    size: int
     looked: int = 1 << 62
     ranks: list[Rank] = field(default_factory=list)
     saved: dict[int, Saved] = field(default_factory=dict)
-    to_train: frozenset[str] = frozenset()
+    to_train: frozenset[str] | None = None
     to_reissue: frozenset[str] = frozenset()
 
 
@@ -161,8 +165,8 @@ def start(me: Job, rng: random.Random) -> None:
     close(me, rng)
     run, size, planned, arc = rng.choice(RUNS), rng.choice([1, 1, 2]), me.world.now(), me.open()
     name = me.world.new_name(me.name.lower())
-    me.session = me.world.sessions[name] = Session(name, run, planned)
-    how: dict[str, Any] = {"session": name, "journal_s": rng.choice([2.0, 2.0, 30.0, None])}
+    me.session = me.world.sessions[name] = Session(name, run, planned, size)
+    how: dict[str, Any] = {"session": name, "journal_s": rng.choice([2.0, 30.0, 30.0, None])}
     if rng.random() < 0.2:
         how |= {"keep": archive.Keep(last=1), "forget": "unreferenced"}
         me.world.expiring.add(run)
@@ -224,7 +228,7 @@ def train(me: Job, rng: random.Random) -> None:
 
 def remove(me: Job, rng: random.Random) -> None:
     rank, writer, state = me.one(rng)
-    if able := sorted(state.live - state.sealed - state.trained - me.session.to_train):
+    if able := sorted(state.live - state.sealed - state.trained - (me.session.to_train or frozenset())):
         name = rng.choice(able)
         with me.holding(rank, live=state.live - {name}):
             writer.remove([name])
@@ -253,17 +257,17 @@ def checkpoint(me: Job, rng: random.Random) -> None:
     me.one(rng)
     me.saves += 1
     states, value, replay = [len(one.states) - 1 for one in me.session.ranks], rng.randrange(2), rng.random() < 0.8
-    pending = []
+    own, pending = rng.choice([None, {"value": value}]), []
     for writer in me.writers:
         count = sum(writer.live["length"].to_pylist())
         how = {"columns": {"p": np.full(count, float(value))}} if replay and count else {}
         name = f"{me.session.name}-{me.saves}"
-        pending.append(writer.checkpoint(me.saves, name, state={"value": value}, save_replay=replay, **how))
-    if rng.random() < 0.3:  # what is journaled while it is joined
+        pending.append(writer.checkpoint(me.saves, name, state=own, save_replay=replay, **how))
+    if rng.random() < 0.5:  # what is journaled while it is joined
         add(me, rng)
         sync(me, rng)
     found, *_ = [one.result() for one in pending]
-    me.session.saved[found.number] = Saved(states, value, me.world.now(), replay)
+    me.session.saved[found.number] = Saved(states, value, own, me.world.now(), replay)
 
 
 def close(me: Job, rng: random.Random) -> None:
@@ -275,6 +279,12 @@ def close(me: Job, rng: random.Random) -> None:
 
 def pause(me: Job, rng: random.Random) -> None:
     here().block("a while", rng.choice(WAITS_S))
+
+
+def idle(me: Job, rng: random.Random) -> None:
+    """A prompt is drawn, and then nothing happens for hours."""
+    draw(me, rng)
+    here().block("hours", 3_900.0)
 
 
 def recover(me: Job, rng: random.Random) -> None:
@@ -328,28 +338,59 @@ def prune(me: Job, rng: random.Random) -> None:
 
 
 def _needed(world: World, plan: Any) -> set[str]:
-    """The objects that the commits lead to which were the newest ones within the time that the prune waits."""
-    arc, since = archive.open(world.url), plan.clock - timedelta(hours=1)
-    made = [world.store.objects[layout.commit_key(one.number)].made_s for one in arc.commits[-8:]]
-    young = [one for one in made if one > since.timestamp()]
-    walk = Walk(arc.storage)
-    return {key for one in arc.commits[len(arc.commits) - len(young) - 1 :] for key in walk.reach(one).keys}
+    """The objects of commits that can still be opened: of all since the newest forgetting that is older than the wait
+    and not undone, but for what was let go of longer ago."""
+    arc, since = archive.open(world.url), (plan.clock - timedelta(hours=1)).timestamp()
+    every = arc.commits[:]
+    old = {one.number for one in every if world.store.objects[layout.commit_key(one.number)].made_s <= since}
+    undone = {one.undoes for one in every if one.kind == "undo"}
+    first = max((one.number for one in every if one.kind == "forget" and one.number in old - undone), default=0)
+    walk, rows = Walk(arc.storage), tablefiles.load(arc.storage, "forgotten", arc.head.files("forgotten"))
+    times = zip(rows["key"].to_pylist(), rows["commit"].to_pylist(), strict=True)
+    needed: set[str] = set()
+    for one in every:
+        if one.number >= first:
+            with contextlib.suppress(archive.MissingObjectError):  # of what an undone forgetting named, let go of since
+                needed |= walk.reach(one).keys
+    return needed - {key for key, number in times if number in old}
 
 
 def expire(me: Job, rng: random.Random) -> None:
     """All that an archivist does in a day."""
     recover(me, rng)
     forget(me, rng)
-    here().block("the wait of a prune", 4_000.0)
+    here().block("the wait of a prune", 3_700.0)
     prune(me, rng)
 
 
 def waver(me: Job, rng: random.Random) -> None:
     """What was let go of for longer than the wait is brought back, and let go of again."""
     forget(me, rng)
-    here().block("the wait of a prune", 4_000.0)
+    here().block("the wait of a prune", 3_700.0)
     undo(me, rng)
     forget(me, rng)
+
+
+def crowd(me: Job, rng: random.Random) -> None:
+    """A forgetting while somebody else labels, one commit after the other."""
+    done: list[bool] = []
+
+    def label_on() -> None:
+        arc = archive.open(me.world.url)
+        for _ in range(40):
+            if done or not len(arc.episodes):
+                return
+            arc.label({arc.episodes[0].id: {"good": True}})
+
+    here().spawn("crowd", Party("crowd", me.world.new_name("crowd")), label_on)
+    try:
+        forget(me, rng)
+    finally:
+        done.append(True)
+
+
+def compact(me: Job, rng: random.Random) -> None:
+    resharding.compact(me.open(), min_alive=rng.choice([0.5, 0.95]))
 
 
 def tag(me: Job, rng: random.Random) -> None:
@@ -411,14 +452,27 @@ RULES = {
         prune,
         expire,
         waver,
+        compact,
+        crowd,
+        idle,
         tag,
         look,
         label,
     )
 }
 PARTIES = [
-    {"start": 2, "add": 6, "remove": 1, "sync": 3, "commit": 1, "checkpoint": 3, "close": 0.3, "pause": 2},
+    {"start": 2, "add": 6, "remove": 1, "sync": 3, "commit": 1, "checkpoint": 3, "close": 0.3, "pause": 2, "idle": 0.3},
     {"start": 2, "draw": 3, "seal": 3, "train": 2, "sync": 3, "checkpoint": 1, "pause": 1, "add": 1},
-    {"forget": 3, "undo": 1.5, "prune": 3, "pause": 3, "tag": 0.5, "recover": 0.5, "expire": 0.5, "waver": 0.5},
+    {
+        "forget": 3,
+        "undo": 1.5,
+        "prune": 3,
+        "pause": 3,
+        "tag": 0.5,
+        "recover": 0.5,
+        "expire": 0.5,
+        "waver": 0.5,
+        "compact": 0.7,
+    },
     {"look": 2, "recover": 1, "label": 1, "pause": 1, "tag": 0.5},
 ]

@@ -75,7 +75,7 @@ class Strand:
         self.number, self.name, self.party, self.main = number, name, party, main
         self.fiber = greenlet.greenlet(run, hub)
         self.waits: str | None = None  # for what; None while it is ready
-        self.woken = False
+        self.blocking = self.woken = False  # it begins to wait; it need not wait any longer
         self.alarm: float | None = None
         self.done = False
         self.joining: list[Strand] = []
@@ -87,7 +87,7 @@ class Strand:
 class Scheduler:
     """The scheduler of one history. `failures`: errors that ended strands."""
 
-    def __init__(self, chooser: Chooser, most_points: int = 400_000, most_s: float = 100 * 86_400) -> None:
+    def __init__(self, chooser: Chooser, most_points: int = 1_000_000, most_s: float = 100 * 86_400) -> None:
         self.chooser = chooser
         self.now = BEGAN_S
         self.points = 0
@@ -139,18 +139,23 @@ class Scheduler:
         if self.over:
             raise greenlet.GreenletExit
         strand = self.running
-        self._note(waits)
-        strand.waits, strand.woken, strand.alarm = waits, False, None
+        strand.blocking, strand.woken = True, False
+        self._note(waits)  # where its party may be stopped for a while
+        if strand.woken:
+            strand.blocking = False
+            return True
+        strand.waits, strand.alarm = waits, None
         self.ready.pop(strand.number, None)
         if timeout_s is not None:
             strand.alarm = self.now + max(0.0, timeout_s)
             heappush(self._asleep, (strand.alarm, next(self._order), strand))
         self._leave()
+        strand.blocking = False
         return strand.woken
 
     def unblock(self, strand: Strand) -> None:
+        strand.woken = strand.blocking
         if strand.waits is not None:
-            strand.woken = True
             self._make_ready(strand)
 
     def advance(self, seconds: float) -> None:
