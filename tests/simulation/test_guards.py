@@ -12,6 +12,7 @@ pytestmark = pytest.mark.usefixtures("simulated")
 CPU_S = 60.0
 
 
+@pytest.mark.timeout(900)  # a minute of CPU at the most
 @pytest.mark.parametrize("guard", [one for one in GUARDS if not one.slow], ids=lambda one: one.fault)
 def test_what_a_guard_keeps_out_is_found_without_it(guard: Guarded) -> None:
     _find(guard, 0)

@@ -50,6 +50,7 @@ def test_the_turns_of_a_history_give_it_again() -> None:
     assert run(again).digest == found.digest
 
 
+@pytest.mark.timeout(900)
 def test_what_goes_wrong_is_made_small_and_seen_again() -> None:
     guard = GUARDS[0]
     *_, error = guard.found(0, 60.0, tries=60)
