@@ -18,7 +18,7 @@ from tests.support.places import ROOT
 
 FIGURES = {
     "modules": 325,
-    "lines of the engine": 51_837,
+    "lines of the engine": 51_870,
     "modules that serve one sibling": 27,
     "modules named ...ing": 12,
     "records and protocols of the engine": 242,

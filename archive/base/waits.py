@@ -17,6 +17,8 @@ from archive.base.errors import UsageError
 FIRST_S, GAP_S = 3.0, 60.0  # until a wait is logged first, and at most from then on
 MOST_S = 1000 * 365 * 86_400  # longer than any wait, and short enough to be added to times
 RANKS_A_STEP = 20  # a rank that acts for more of them has longer for it
+FIRST_IN_HASTE = 6  # the ranks after the first one that have a step each in haste; of those behind twice as many
+DOUBLING_STEPS = 1.5  # try with each of so many steps
 TOLD = 16  # the first ones in line see who is missing
 UNITS = {"w": 604_800, "d": 86_400, "h": 3600, "m": 60, "s": 1}
 _WRITTEN = re.compile(r"([0-9]{1,19})(min|[wdhms])")
@@ -91,6 +93,12 @@ class Line:
         """The number of these ranks that come before this one in line."""
         own = self._reversed(self._rank)
         return sum(self._reversed(rank) < own for rank in present)
+
+    def in_haste_s(self, before: int) -> float:
+        """The time that a rank gives so many before it in line where time is short: a step each, as far as they are
+        few; of very many the last waits for 17 steps, and not all of them try at once."""
+        further = math.log2(max(before, FIRST_IN_HASTE) / FIRST_IN_HASTE)
+        return self.step_s * (min(before, FIRST_IN_HASTE) + DOUBLING_STEPS * further)
 
     def leads(self, present: Iterable[int]) -> bool:
         """True if it is the first in line of these ranks and itself: then it speaks for all."""

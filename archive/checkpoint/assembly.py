@@ -23,7 +23,6 @@ from archive.base import (
     RanksMissingError,
     at_once,
     layout,
-    shutdown,
     taken_in_order,
 )
 from archive.checkpoint.joint import Joint, change_of
@@ -34,7 +33,8 @@ from archive.store import Storage
 FIRST_POLL_S, MAX_POLL_S = 0.02, 1.0
 MAX_CONCURRENT = 32
 STEP_IN_S = 1.0  # the wait before the next rank in line completes a checkpoint, longer in a large world
-PARTIAL_STEP_IN_S, MAX_PARTIAL_STEPS = 0.5, 6  # the same when the process ends, and time is short
+PARTIAL_STEP_IN_S = 0.5  # the same when the process ends, and time is short
+SAME = ("step", "world_size", "run", "replay_saved")  # in the parts of one checkpoint
 
 
 def join(
@@ -57,7 +57,7 @@ def join(
     """
     line = Line(joint.place.rank, joint.place.world_size, STEP_IN_S)
     wait = line.wait(timeout_s, FIRST_POLL_S, MAX_POLL_S)
-    for look in count():  # at one thing each time
+    for look in count():  # at one thing each time, and after each pause whether the process ends
         if line.turn == 0 and look % 4 < 3:
             if all_staged(log.storage, joint, staged):
                 return commit(log, joint, staged)
@@ -69,10 +69,12 @@ def join(
             return _at_last(log, joint, staged, line, wait.waited_s)
         if wait.due() and line.looks_around:
             wait.pause()
+            if ending():
+                continue
             missing = _absent(log.storage, joint)
             absent(missing, wait.waited_s, line.leads({*range(joint.place.world_size)}.difference(missing)))
         wait.pause()
-        if line.is_due(wait.waited_s):
+        if line.is_due(wait.waited_s) and not ending():
             steps_in = line.steps_in(wait.waited_s, all_listed(log.storage, joint))
             if steps_in and all_staged(log.storage, joint, staged, look_at_all=True):
                 return commit(log, joint, staged)
@@ -98,40 +100,51 @@ def _at_last(log: CommitLog, joint: Joint, staged: dict[int, Part], line: Line, 
 
 
 def commit_present(log: CommitLog, joint: Joint, staged: dict[int, Part], *, hurried: bool = False) -> Commit:
-    """Commit with the ranks that have staged by now, as partial if some are missing; a partial commit of another rank
-    serves as well, if this rank is in it.
+    """Commit with the ranks that have staged by now, as partial if some are missing; the commit of another rank serves
+    as well, if this rank is in it. Parts that describe another checkpoint than this rank's are left to their ranks.
 
-    Of ranks that are there at once each gives those before it in line the time to do it. hurried: little time is left;
-    then those further back wait for one of the first.
+    Of ranks that are there at once each gives those before it in line the time to do it, but for those that are in a
+    partial commit already, as they have ended. hurried: little time is left.
     """
-    line = Line(joint.place.rank, joint.place.world_size, PARTIAL_STEP_IN_S if hurried else STEP_IN_S)
+    place = joint.place
+    line = Line(place.rank, place.world_size, PARTIAL_STEP_IN_S if hurried else STEP_IN_S)
     wait, present = line.wait(None, FIRST_POLL_S, MAX_POLL_S), {*staged, *_others_staged(log.storage, joint)}
-    before = line.before(present)
-    due_s = before * (line.step_s if hurried else line.step_of(len(present)))
-    while wait.waited_s < due_s or (hurried and before > MAX_PARTIAL_STEPS):
-        wait.pause()
-        if found := _committed(log, joint) or _partial_with(log, joint, present):
+    partials: dict[int, Commit] = {}
+    for looks in count():  # noqa: B007
+        if found := _committed(log, joint) or _partial_with(log, joint, present, partials):
             return found
-        if hurried and before > MAX_PARTIAL_STEPS and shutdown.process.passed(1.0):
-            raise _missing(joint, sorted({*range(joint.place.world_size)} - present), wait.waited_s)
-    if due_s:
+        before = line.before(present - {rank for made in partials.values() for rank in _ranks_of(made)})
+        due_s = line.in_haste_s(before) if hurried else before * line.step_of(len(present))
+        if wait.waited_s >= due_s:
+            break
+        wait.pause()
+    if looks:
         present |= _others_staged(log.storage, joint)
     at_once(lambda rank: _take(log.storage, joint, staged, rank), sorted(present - staged.keys()), MAX_CONCURRENT)
-    whole = len(staged) == joint.place.world_size
-    if not whole:
-        log.catch_up()
-        if made := _partial_with(log, joint, present):
-            return made
-    return commit(log, joint, staged, partial=not whole)
+    agreeing = _agreeing(staged, place.rank)
+    if len(agreeing) == place.world_size:
+        return commit(log, joint, agreeing)
+    if found := _committed(log, joint) or _partial_with(log, joint, present, partials):
+        return found
+    try:
+        return commit(log, joint, agreeing, partial=True)
+    except CheckpointError:
+        if found := _committed(log, joint):  # another rank has made it whole meanwhile, with this rank's part
+            return found
+        raise
 
 
-def _partial_with(log: CommitLog, joint: Joint, ranks: Collection[int]) -> Commit | None:
-    """A partial commit, by one of these ranks, that has this rank's part."""
-    for rank in sorted(ranks):
-        made = None if rank == joint.place.rank else log.find(f"{joint.transaction}/partial-{rank}")
-        if made and made.checkpoint and joint.place.rank in [part.rank for part in made.checkpoint.ranks]:
-            return made
-    return None
+def _partial_with(log: CommitLog, joint: Joint, ranks: Collection[int], known: dict[int, Commit]) -> Commit | None:
+    """A partial commit, by one of these ranks, that has this rank's part. Those of all of them are added to `known`."""
+    for rank in sorted(set(ranks) - known.keys()):
+        if made := log.find(f"{joint.transaction}/partial-{rank}"):
+            known[rank] = made
+    return next((made for made in known.values() if joint.place.rank in _ranks_of(made)), None)
+
+
+def _ranks_of(made: Commit) -> set[int]:
+    """The ranks whose parts are in this commit of a checkpoint."""
+    return set() if made.checkpoint is None else {part.rank for part in made.checkpoint.ranks}
 
 
 def _others_staged(storage: Storage, joint: Joint) -> set[int]:
@@ -208,9 +221,21 @@ def commit_recovered(
     return log.commit(f"{joint.place.session}/recover/{about}", change)
 
 
+def _agreeing(staged: Mapping[int, Part], own: int) -> dict[int, Part]:
+    """The parts that describe the same checkpoint as that of this rank: where ranks crash within a second, one name may
+    be that of several."""
+    indexes = {rank: staged[rank].index for rank in (own, *sorted(staged))}
+    origin = next((one.resumed_from for one in indexes.values() if one.resumed_from is not None), None)
+    return {
+        rank: staged[rank]
+        for rank, one in sorted(indexes.items())
+        if all(getattr(one, key) == getattr(indexes[own], key) for key in SAME) and one.resumed_from in (None, origin)
+    }
+
+
 def _check_agree(joint: Joint, parts: Sequence[Part]) -> None:
     """Refuse parts of ranks that describe different checkpoints."""
-    for key in ("step", "world_size", "run", "replay_saved"):
+    for key in SAME:
         values = {f.index.rank: getattr(f.index, key) for f in parts}
         if len(set(values.values())) > 1:
             raise CheckpointError(

@@ -197,6 +197,54 @@ def test_when_a_job_ends_at_once_a_few_ranks_save_what_is_there(world: World, mo
     assert max((one.ended for one in mine), default=0.0) == 0.0, "a rank that crashes alone waits for nobody"
 
 
+def test_ranks_that_stage_after_a_partial_commit_do_not_wait_for_those_that_are_in_it(world: World) -> None:
+    """Half of the ranks end in time; the other half finds all parts there, and makes the checkpoint whole."""
+    staged(world)
+    line = sorted(range(world.size), key=lambda rank: _turn(rank, world.size))
+    early, late = line[: world.size // 2], line[world.size // 2 :]
+    key = partial(layout.state_key, world.job.session, "step-1")
+
+    def end(rank: int) -> None:
+        own = {rank: Part(world.arc.storage, key(rank))}
+        one = assembly.commit_present(world.log(), Joint(world.place(rank), "step-1", 1), own, hurried=True)
+        made[one.number] = one.checkpoint.whole
+
+    for rank in late:
+        world.store.made[key(rank)] = 1e9
+    made: dict[int, bool] = {}
+    world.each(end, early)
+    for rank in late:
+        world.store.made[key(rank)] = 0.0
+    asked = world.each(end, late)
+    assert sorted(made.values()) == [False, True]
+    check_joined(world, asked, by=late[0])
+    assert max(one.ended for mine in asked.values() for one in mine) == 0.0, "nobody waits"
+
+
+def test_ranks_that_crash_one_after_the_other_wait_for_nobody(world: World) -> None:
+    staged(world)
+    line = sorted(range(world.size), key=lambda rank: _turn(rank, world.size))[:12]
+    key = partial(layout.state_key, world.job.session, "step-1")
+    for rank in range(world.size):
+        world.store.made[key(rank)] = 1e9
+    for rank in line:
+        world.store.made[key(rank)] = 0.0
+        own, joint = {rank: Part(world.arc.storage, key(rank))}, Joint(world.place(rank), "step-1", 1)
+        (mine,) = world.each(
+            lambda _, own=own, joint=joint: assembly.commit_present(world.log(), joint, own), [rank]
+        ).values()
+        assert max(one.ended for one in mine) == 0.0, rank
+
+
+def test_in_haste_few_ranks_try_at_once_and_all_within_seconds() -> None:
+    line = Line(0, THOUSAND, 0.5)
+    due = [line.in_haste_s(before) for before in range(THOUSAND)]
+    assert due == sorted(due)
+    assert due[:7] == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0]
+    assert due[-1] < 9.0
+    assert sum(one < 4.0 for one in due) < 20
+
+
 # -- requests for a checkpoint, and the opening of a session -----------------------------------------------------------
 
 

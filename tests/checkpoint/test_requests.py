@@ -19,7 +19,7 @@ import archive
 from archive.base import shutdown
 from archive.base.errors import StorageFullError, UsageError
 from archive.base.layout import agreement_key
-from archive.checkpoint import requests
+from archive.checkpoint import assembly, requests
 from archive.store.storage import Storage
 from tests.support.archives import fresh, reopened
 from tests.support.backends import Backend
@@ -273,6 +273,37 @@ def test_a_crash_saves_and_the_error_goes_on() -> None:
     assert ck.name.startswith("crash-ZeroDivisionError-")
     assert (ck.step, ck.missing_ranks, serials(ck)) == (3, [0], [7])
     assert reopened(arc).checkpoints.latest is None
+
+
+def two_of_three(arc: archive.Archive, world_size: int = 3) -> list[archive.Writer]:
+    writers = [arc.writer(rank, world_size, session="s") for rank in range(world_size)][:2]
+    for w in writers:
+        w.append(steps([7]), env_ids=0)
+    return writers
+
+
+def test_ranks_that_crash_in_one_second_at_different_steps_are_all_saved() -> None:
+    arc = fresh()
+    writers = two_of_three(arc)
+    made = [w.checkpoint(103 + w.rank, "crash", partial=True).result() for w in writers]
+    assert [(ck.step, ck.missing_ranks) for ck in made] == [(103, [1, 2]), (104, [0, 2])]
+    for w in writers:
+        w._end()
+
+
+def test_a_rank_that_crashes_takes_what_another_makes_whole_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = two_of_three(fresh(), 2)
+    commit = assembly.commit
+
+    def after_another(*given: Any, partial: bool = False) -> Any:
+        if partial:
+            assert second.checkpoint(1, "c").result().whole
+        return commit(*given, partial=partial)
+
+    monkeypatch.setattr(assembly, "commit", after_another)
+    assert first.checkpoint(1, "c", partial=True).result().whole
+    for w in (first, second):
+        w._end()
 
 
 def test_nothing_is_saved_if_nothing_crashes_and_a_failed_save_hides_nothing() -> None:
