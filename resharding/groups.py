@@ -1,5 +1,5 @@
 """Groups of a shared plan: objects with all that the shares of some target ranks need of the tables that the plan was
-made from. A group is read as a plan of these target ranks alone.
+made from.
 
 It has the rows of the segments table of its episodes, those of the chunk table of their shards, of the live table, and
 the places of its steps among these. They are taken from the tables file by file, so that one is in memory at a time.
@@ -8,8 +8,8 @@ the places of its steps among these. They are taken from the tables file by file
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,30 +17,25 @@ import numpy as np
 
 from archive import tables
 from archive.arrays import Ints, Steps, arrow, numbers, places, spans
-from archive.base import CorruptStateError, Count, Positive, Record, at_once, cached_property, layout, stored
-from archive.checkpoint import Checkpoint
-from archive.index import EpisodeIndex, Snapshot
-from archive.log import Commit, Origin, StoredFile, commits, tablefiles
-from archive.read import Episodes
-from archive.saved import SavedIndex, WholeObject, pack
+from archive.base import Count, Positive, Record, at_once, layout, stored
+from archive.log import StoredFile, tablefiles
+from archive.saved import SavedIndex, pack
 from archive.shard import Members, encode, file_member
 from archive.store import Storage, split_key
-from archive.write import Resume
-from resharding.placement import Placement, Rules
+from resharding.placement import Rules
 from resharding.plans import Plan
-from resharding.source import SourceBuffer
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+
 GROUP_ROWS = 1 << 16  # episodes of a group, but for a target rank that has more
 AT_ONCE = 16
 _MANY_RANGES = 1000
-_PIECES = ("row", "lo", "hi", "position", "run", "rank", "env", "at")
-_UNITS = ("head", "number", "steps", "rank", "env", "age", "headless", "tailless", "open")
-_PARTS = ("target", "unit", "lo", "hi", "env", "position")
-_NONE = np.zeros(0, np.int64)
-Columns = Mapping[str, Ints]
+PIECES = ("row", "lo", "hi", "position", "run", "rank", "env", "at")
+UNITS = ("head", "number", "steps", "rank", "env", "age", "headless", "tailless", "open")
+PARTS = ("target", "unit", "lo", "hi", "env", "position")
+NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +51,8 @@ class _GroupBuffer(Record):
 @dataclass(frozen=True, slots=True)
 class GroupIndex(SavedIndex):
     """The index of a group. `number`: of the group among those of the plan; `served`: the commit whose tables serve the
-    steps of the checkpoint of `commit`; `segments`, `chunks`: members with rows of these tables; `dropped`: by buffer
-    and reason, of the whole plan."""
+    steps of the checkpoint of `commit`; `segments`, `chunks`: members with rows of these tables; `dealt`, `dropped`:
+    steps of all target ranks, and those of none by buffer and reason."""
 
     REMEDY: ClassVar[str] = "plan again in a new session, or with resharding.plan"
 
@@ -75,6 +70,7 @@ class GroupIndex(SavedIndex):
     segments: Count
     chunks: Count
     buffers: Mapping[str, _GroupBuffer]
+    dealt: Count
     dropped: Mapping[str, Mapping[str, Mapping[str, Count]]]
     conditions: str | None = stored(None, always=True)
     origin: tuple[str, str, Count, Mapping[int, int], Mapping[int, int] | None] | None = stored(None, always=True)
@@ -85,9 +81,6 @@ class GroupIndex(SavedIndex):
     def key(self) -> str:
         """The key of its object."""
         return layout.plan_key(self.session, self.plan, self.number)
-
-
-# -- writing -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -127,7 +120,7 @@ def _groups(plan: Plan) -> Iterator[tuple[int, _TargetRanks]]:
 
 def _group(plan: Plan, first: int, stop: int) -> _TargetRanks:
     parts, units, pieces = dict[str, Steps](), dict[str, Ints](), dict[str, Ints]()
-    rows, runs = [_NONE], [_NONE]
+    rows, runs = [NONE], [NONE]
     for name, placement in plan.placements.items():
         source, (lo, hi) = plan.sources[name], np.searchsorted(placement.parts["target"], (first, stop))
         parts[name] = placement.parts.pick(slice(lo, hi))
@@ -204,7 +197,7 @@ def _put(
 ) -> None:
     """Put one group into the bucket. place: the session, and the name of the plan."""
     ck, arrays, buffers = plan.checkpoint, dict[str, Ints](), dict[str, _GroupBuffer]()
-    every = np.unique(np.concatenate([_NONE, *(plan.sources[name].number[own] for name, own in group.units.items())]))
+    every = np.unique(np.concatenate([NONE, *(plan.sources[name].number[own] for name, own in group.units.items())]))
     for at, name in enumerate(plan.sources):
         made = _arrays(plan, group, name, every)
         arrays |= {f"{kind}/{at}": array for kind, array in made.items()}
@@ -214,7 +207,8 @@ def _put(
     origin: Any = None if plan.origin is None else tuple(plan.origin)
     index = GroupIndex(
         *place, number, secrets.token_hex(8), ck.number, ck.served_by.number, ck.commit.digest, plan.world_size,
-        plan.is_identity, plan.seen, plan.takes_all, len(segments), len(chunks), buffers, lost, plan.conditions, origin,
+        plan.is_identity, plan.seen, plan.takes_all, len(segments), len(chunks), buffers, plan.dealt, lost,
+        plan.conditions, origin,
     )  # fmt: skip
     files = [(f"segments-{i}.parquet", data) for i, data in enumerate(segments)]
     files += [(f"chunks-{i}.parquet", data) for i, data in enumerate(chunks)]
@@ -235,158 +229,8 @@ def _arrays(plan: Plan, group: _TargetRanks, name: str, episodes: Ints) -> dict[
     of_units["number"] = places(source.number[units], episodes)
     of_parts: dict[str, Ints] = {key: parts[key] for key in ("target", "env", "position")}
     of_parts |= {"unit": places(parts.stream, units), "lo": parts.lo, "hi": parts.hi}
-    kinds = {"pieces": (_PIECES, pieces), "units": (_UNITS, of_units), "parts": (_PARTS, of_parts)}
+    kinds = {"pieces": (PIECES, pieces), "units": (UNITS, of_units), "parts": (PARTS, of_parts)}
     return {
         kind: np.stack([np.asarray(values[key], np.int64) for key in keys], axis=1)
         for kind, (keys, values) in kinds.items()
     }
-
-
-# -- reading -----------------------------------------------------------------------------------------------------------
-
-
-class _GroupCheckpoint(Checkpoint):
-    """A checkpoint of which the rows of some episodes are at hand; questions about all of it ask all of it."""
-
-    def __init__(self, commit: Commit, served_by: Commit, like: Checkpoint, rows: Sequence[pa.Table]) -> None:
-        """like: another checkpoint of the archive.  rows: of the live, segments and chunk tables."""
-        super().__init__(like.storage, commit, served_by, like.annotations)
-        live, segments, chunks = rows
-        snapshot = Snapshot.of(like.storage, served_by, segments, like.annotations, chunks)
-        self.__dict__["live"], self.__dict__["index"] = live, EpisodeIndex(snapshot, None, self._branch)
-
-    def __reduce__(self) -> Any:
-        return Checkpoint, (self.storage, self.commit, self.served_by, self.annotations)
-
-    @cached_property
-    def all(self) -> Checkpoint:
-        """The whole checkpoint."""
-        return Checkpoint(self.storage, self.commit, self.served_by, self.annotations)
-
-    @property
-    def whole_index(self) -> EpisodeIndex:
-        return self.all.whole_index
-
-    @property
-    def groups(self) -> tuple[Ints, Ints]:
-        return self.all.groups
-
-    @property
-    def episodes(self) -> Episodes:
-        """The episodes that are live in it, of all ranks."""
-        return self.all.episodes
-
-    @property
-    def steps_per_rank(self) -> dict[int, int]:
-        """Rank -> its live steps, in all buffers."""
-        return self.all.steps_per_rank
-
-    def to_resume(self, rank: int | None = None) -> Resume:
-        """The start of the same rank in a world of the same size."""
-        return self.all.to_resume(rank)
-
-
-@dataclass(frozen=True, eq=False)
-class _GroupPlan(Plan):
-    """The plan of the target ranks of one group. again: reads it; whole: plans for all target ranks."""
-
-    again: Callable[[], Plan] = lambda: _nothing()
-    whole: Callable[[], Plan] = lambda: _nothing()
-    lost: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
-
-    def __reduce__(self) -> Any:
-        return self.again, ()
-
-    def dropped_of(self, buffer: str) -> dict[str, dict[str, int]]:
-        """Reason -> the number of episodes and steps of one buffer that no target rank of the whole plan gets."""
-        return {reason: dict(counts) for reason, counts in self.lost[buffer].items()}
-
-    def holders(self) -> dict[str, int]:
-        """Episode id -> the rank that gets it, of all target ranks."""
-        return self.whole().holders()
-
-
-def _nothing() -> Plan:
-    raise AssertionError("a group is read by `read`")
-
-
-def read(checkpoint: Checkpoint, key: str, whole: Callable[[], Plan]) -> Plan:
-    """The plan of the target ranks of the group at `key`. checkpoint: the one that was to be planned; whole: gives the
-    plan for all target ranks."""
-    storage = checkpoint.storage
-    data = WholeObject(GroupIndex, storage.get(key), key, storage.full_url(key))
-    ck = _checkpoint_of(checkpoint, data)
-    index, sources, placements = data.index, dict[str, SourceBuffer](), dict[str, Placement]()
-    for at, (name, one) in enumerate(index.buffers.items()):
-        pieces, units, parts = (
-            _columns(data, f"{kind}/{at}", getattr(one, kind), keys)
-            for kind, keys in (("pieces", _PIECES), ("units", _UNITS), ("parts", _PARTS))
-        )
-        if not _sound(pieces, units, parts, (ck.snapshot.rows, ck.live.num_rows, len(ck.index), index.world_size)):
-            raise _strange(data)
-        sources[name] = _source(ck, name, pieces, units)
-        beside = {key: parts[key] for key in ("target", "env", "position")}
-        why: Any = np.zeros(0, object)
-        dropped = Steps(_NONE, _NONE, _NONE, follows=(), reason=why)
-        steps = Steps(parts["unit"], parts["lo"], parts["hi"], follows=(), **beside)
-        placements[name] = Placement(one.rules, steps, dropped)
-    return _GroupPlan(
-        ck, sources, index.world_size, placements, index.identity, index.seen, index.conditions,
-        None if index.origin is None else Origin(*index.origin), index.takes_all,
-        partial(read, checkpoint, key, whole), whole, index.dropped,
-    )  # fmt: skip
-
-
-def _checkpoint_of(asked: Checkpoint, data: WholeObject[GroupIndex]) -> Checkpoint:
-    """The checkpoint of a group, which may have been recovered from the one that was to be planned."""
-    index, storage = data.index, asked.storage
-    found = [asked.commit, asked.served_by, asked.annotations.head]
-    commit, served = (
-        next((one for one in found if one.number == number), None) or commits.read_of(storage, number, asked.commit)
-        for number in (index.commit, index.served)
-    )
-    if commit.digest != index.digest:
-        raise CorruptStateError(
-            f"{data.where} is of another commit {index.commit} than that of the archive; {data.damage}"
-        )
-    parts = {"live": [data.table("live")]}
-    for kind in ("segments", "chunks"):
-        files = data.files([f"{kind}-{i}.parquet" for i in range(getattr(index, kind))])
-        parts[kind] = [tables.loads(one, kind, where=data.where) for one in files]
-    made = _GroupCheckpoint(commit, served, asked, [tables.concat(kind, some) for kind, some in parts.items()])
-    made.seen = index.seen
-    return made
-
-
-def _columns(data: WholeObject[GroupIndex], path: str, count: int, keys: Sequence[str]) -> Columns:
-    """The columns of an array, by name."""
-    array = data.array(path, count)
-    if array.dtype != np.int64 or array.shape != (count, len(keys)):
-        raise _strange(data)
-    return {key: np.ascontiguousarray(array[:, i]) for i, key in enumerate(keys)}
-
-
-def _source(ck: Checkpoint, name: str, pieces: Columns, units: Columns) -> SourceBuffer:
-    follow = {key: pieces[key] for key in ("position", "at", "run", "rank", "env")}
-    own = Steps(pieces["row"], pieces["lo"], pieces["hi"], follows=("position", "at"), **follow)
-    beside: dict[str, Any] = {key: units[key] for key in ("rank", "env", "age")}
-    beside |= {key: units[key].astype(bool) for key in ("headless", "tailless", "open")}
-    number = np.arange(len(units["head"]))
-    about = Steps(number, np.zeros_like(number), units["steps"], follows=(), **beside)
-    return SourceBuffer.of(ck, name, own, units["head"], units["number"], about)
-
-
-def _sound(pieces: Columns, units: Columns, parts: Columns, limits: tuple[int, int, int, int]) -> bool:
-    """True if all places are there. limits: rows of the segments and live tables, episodes, target ranks."""
-    rows, runs, episodes, ranks = limits
-    heads, count = units["head"], len(pieces["row"])
-    bounds = [(pieces["row"], rows), (pieces["run"], runs), (units["number"], episodes), (parts["target"], ranks)]
-    bounds += [(parts["unit"], len(heads)), (heads, count)]
-    inside = all(((of >= 0) & (of < limit)).all() for of, limit in bounds)
-    begins = heads[:1].tolist() == [0][:count] and bool((np.diff(heads) > 0).all())
-    forward = all(((of["lo"] >= 0) & (of["lo"] <= of["hi"])).all() for of in (pieces, parts))
-    return inside and begins and forward and bool((parts["hi"] <= units["steps"][parts["unit"]]).all())
-
-
-def _strange(data: WholeObject[GroupIndex]) -> CorruptStateError:
-    return CorruptStateError(f"{data.where} has places that are not there: {data.damage}")

@@ -13,6 +13,7 @@ from archive.journal import recover
 from archive.log import Commit, CommitLog, Origin, commits, named_session
 from archive.log import place as writer_place
 from archive.observe import timed
+from archive.store import Storage
 from resharding.placement import Rules, identity, place, within_bounds
 from resharding.plans import Plan
 from resharding.source import SourceBuffer, sources_of
@@ -153,6 +154,21 @@ def _has_begun(head: Commit, run: str, session: str | None) -> bool:
     return entry is not None and entry.session == (named_session(run) if session is None else session)
 
 
+def is_recovered(number: int, checkpoint: Checkpoint) -> bool:
+    """True if the checkpoint of commit `number` is this one, or was recovered from it."""
+    return _recovered_from(checkpoint.storage, number, checkpoint.number, checkpoint.commit) == checkpoint.number
+
+
+def _recovered_from(storage: Storage, number: int, least: int, head: Commit) -> int | None:
+    """The commit of the checkpoint that the one of commit `number` was recovered from, itself or over others: the first
+    that is not after commit `least`; None if all that are after it were made otherwise."""
+    base: int | None = number
+    while base is not None and base > least:
+        made = commits.read_of(storage, base, head).checkpoint
+        base = None if made is None or made.recovered is None else made.recovered.base
+    return base
+
+
 def _newest(checkpoint: Checkpoint, head: Commit) -> Checkpoint | None:
     """The run's newest whole checkpoint, if it is this one or was recovered from it; else None.
 
@@ -163,15 +179,12 @@ def _newest(checkpoint: Checkpoint, head: Commit) -> Checkpoint | None:
     found = Checkpoints(storage, head).newest(run=run, replay=True)
     if found is None or found.number == checkpoint.number:
         return None if found is None else checkpoint
-    number: int | None = found.number
-    while number is not None and number > checkpoint.number:
-        made = commits.read_of(storage, number, head).checkpoint
-        number = None if made is None or made.recovered is None else made.recovered.base
-    if number == checkpoint.number:
+    base = _recovered_from(storage, found.number, checkpoint.number, head)
+    if base == checkpoint.number:
         return found
     asked = checkpoint.annotations.head.runs[run]
     was_newest = asked.latest is not None and asked.latest.commit == checkpoint.number
-    if number is None or not was_newest or asked.session == checkpoint.session or asked.session != found.session:
+    if base is None or not was_newest or asked.session == checkpoint.session or asked.session != found.session:
         return None
     logger.log(
         level_of(writer_place(None, None, run, "-").rank, WARNING),

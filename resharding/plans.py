@@ -71,9 +71,7 @@ class Plan:
 
     def share(self, rank: int | None = None) -> Share:
         """The share of one target rank, which defaults to that of torch.distributed or RANK."""
-        rank = place(rank, self.world_size, "main", "-").rank if rank is None else rank
-        if not 0 <= rank < self.world_size:
-            raise UsageError(f"rank {rank} is not one of the plan's {self.world_size}; ranks count from 0")
+        rank = target_rank(rank, self.world_size)
         if rank == 0:  # once for all
             _ = self._drops_logged
         return Share(self, rank)
@@ -85,7 +83,7 @@ class Plan:
         for reason, gone in self.dropped.items():
             if reason == FILTERED:
                 continue
-            every = sum(self.steps) + sum(n["steps"] for n in self.dropped.values())
+            every = self.dealt + sum(n["steps"] for n in self.dropped.values())
             told = self.checkpoint.name, self.world_size, gone["steps"], every, gone["episodes"], reason
             logger.warning(_DROPS, *told)
 
@@ -115,6 +113,11 @@ class Plan:
         return [int(n) for n in out]
 
     @property
+    def dealt(self) -> int:
+        """Steps of all target ranks together."""
+        return sum(self.steps)
+
+    @property
     def dropped(self) -> dict[str, dict[str, int]]:
         """Reason -> the number of episodes (whole or in part) and steps that no target gets."""
         out: dict[str, dict[str, int]] = {}
@@ -133,6 +136,10 @@ class Plan:
             gone = every.pick(every["reason"] == reason)
             out[reason] = {"episodes": len(np.unique(gone.stream)), "steps": int(gone.length.sum())}
         return out
+
+    def dropped_steps(self, buffer: str) -> Steps:
+        """Steps of the units of one buffer that no target gets, and the reason."""
+        return self.placements[buffer].dropped
 
     def dropped_episodes(self, buffer: str = "replay") -> list[dict[str, Any]]:
         """A list of dropped steps: episode id, reason, steps [start, stop) of its live ones."""
@@ -259,6 +266,14 @@ class Plan:
         origin = None if said.origin is None else Origin(*said.origin)
         seen = said.commit if said.seen is None else said.seen
         return cls(checkpoint, sources, said.world_size, said.buffers, said.identity, seen, said.conditions, origin)
+
+
+def target_rank(rank: int | None, world_size: int) -> int:
+    """A target rank of a plan, which defaults to that of torch.distributed or RANK; UsageError for any other."""
+    rank = place(rank, world_size, "main", "-").rank if rank is None else rank
+    if not 0 <= rank < world_size:
+        raise UsageError(f"rank {rank} is not one of the plan's {world_size}; ranks count from 0")
+    return rank
 
 
 # -- the text of a plan, and its checks ----------------------------------------------------------------

@@ -102,7 +102,7 @@ class ShareBuffer:
     @property
     def dropped(self) -> Steps:
         """Steps of this buffer's units that no rank gets, and the reason."""
-        return self.plan.placements[self.name].dropped
+        return self.plan.dropped_steps(self.name)
 
     @property
     def seed(self) -> int:

@@ -17,9 +17,9 @@ import pytest
 from tests.support.places import ROOT
 
 FIGURES = {
-    "modules": 325,
-    "lines of the engine": 51_870,
-    "modules that serve one sibling": 27,
+    "modules": 327,
+    "lines of the engine": 52_110,
+    "modules that serve one sibling": 28,
     "modules named ...ing": 12,
     "records and protocols of the engine": 242,
     "class names with two meanings": 0,

@@ -58,10 +58,9 @@ def _fill(parts: Parts, cells: Cells, placed: Placement) -> Report:
     tracker.start(cells_of(parts))
     if placed.own("storage") and int(placed.layout.open.sum()) > len(closed):
         notes.append("unfinished episodes go on; where environments begin anew, restore with unfinished='close'")
-    gone = placed.part.dropped
-    if len(gone):
-        reasons = ", ".join(dict.fromkeys(gone["reason"].tolist()))
-        notes.append(f"the plan leaves out {int(gone.length.sum())} steps of all ranks ({reasons})")
+    if gone := placed.part.plan.dropped_of(placed.part.name):
+        steps = sum(lost["steps"] for lost in gone.values())
+        notes.append(f"the plan leaves out {steps} steps of all ranks ({', '.join(gone)})")
     uneven = len(placed.cell) - len(placed.cells)
     counts = {"closed": len(closed), "uneven_steps_dropped": uneven, "prefetched_batches_dropped": dropped}
     return Report(len(placed.layout.length), len(placed.cells), counts, (*notes, *more))
