@@ -66,7 +66,8 @@ def draft(decision: Decision, write: Write) -> Draft:
     marks = {(mark.commit, mark.manifest) for entry in runs.values() for mark in entry.marks.values()}
     retained = {*places.items()} | marks
     after = walk.reach(as_commit(parent, says), retained)
-    return Draft(decision, says, no_longer(storage, before.keys, after.keys), frozenset(retained), walk)
+    gone = no_longer(storage, parent, before.keys, after.keys)
+    return Draft(decision, says, gone, frozenset(retained), walk)
 
 
 def redraft(done: Draft, parent: Commit, run: str | None, write: Write) -> Draft | None:

@@ -336,5 +336,6 @@ def _brought_back(
                 f"{cannot}: {storage.full_url(min(lost))}, and maybe more, was pruned by commit {commit.number} at "
                 f"{storage.url}; nothing was committed"
             )
-    gone = no_longer(storage, walk.reach(parent).keys, reach | {ref.path for ref in parent.files("forgotten")})
+    kept = reach | {ref.path for ref in parent.files("forgotten")}
+    gone = no_longer(storage, parent, walk.reach(parent).keys, kept)
     return {}, {**says, "forgotten": note_forgotten(storage, parent, gone, back=reach)}

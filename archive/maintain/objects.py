@@ -115,14 +115,16 @@ def forgotten(storage: Storage, head: Commit) -> dict[str, int]:
     return dict(zip(table["key"].to_pylist(), table["commit"].to_pylist(), strict=True))
 
 
-def no_longer(storage: Storage, before: Collection[str], after: Collection[str]) -> Sizes:
-    """The objects in `before` and not in `after`, but for the lists of prunes, which stalled processes read.
+def no_longer(storage: Storage, head: Commit, before: Collection[str], after: Collection[str]) -> Sizes:
+    """The objects in `before` and not in `after`, but for the lists of prunes, which stalled processes read, and for
+    what is awaited as of `head`: ticks of other ranks lie in an object of a node, and a name that is listed may go.
 
     CorruptManifestError if there is one that a prune could not delete.
     """
     keys = {key for key in before if not key.endswith(layout.PRUNED)}.difference(after)
     check_made(storage, keys)
-    return sizes(storage, keys)
+    journaled = Watermarks.of(head)
+    return sizes(storage, {key for key in keys if not journaled.awaited(key)})
 
 
 def note_forgotten(storage: Storage, parent: Commit, gone: Sizes, back: Collection[str] = ()) -> tuple[FileRef, ...]:

@@ -52,6 +52,7 @@ PINNED = "another archive refers to it"
 WAITING = "forgotten, but not for as long as the wait"
 EARLIER = "needed by commits that can still be opened"
 RUNNING = "of a session that may still commit"
+AWAITED = "journaled, and not in a checkpoint yet"
 YOUNG = "not committed yet, and younger than the wait"
 OF_JOB = "of a job that has not ended: finish it, or cancel it (`archive jobs`)"
 ENDED = "of a job that has ended, and older than the wait"
@@ -119,11 +120,14 @@ class Garbage:
         pins = {*read_pins(self._storage)}
         let_go = forgotten(self._storage, head)
         check_made(self._storage, let_go)
+        journaled = Watermarks.of(head)
         out = []
         for key, number in let_go.items():
             if key in needed:
                 continue
-            if key in pins or key.endswith(layout.PRUNED):
+            if journaled.awaited(key):  # an object of a node: what one of its ranks had there was forgotten
+                out.append(self._fate(key, AWAITED))
+            elif key in pins or key.endswith(layout.PRUNED):
                 out.append(self._fate(key, PINNED if key in pins else LIST))
             else:
                 out.append(self._fate(key, LET_GO, FORGOTTEN) if number <= self._settled else self._fate(key, WAITING))
@@ -149,7 +153,9 @@ class Garbage:
         sessions, journaled = running(head, rounds) | copied(self._storage, rounds), Watermarks.of(head)
         going = {escape(one.job) for one in rounds}
         for key in keys:
-            if key in pins:
+            if journaled.awaited(key):
+                yield self._fate(key, AWAITED)
+            elif key in pins:
                 yield self._fate(key, PINNED)
             elif job_of(key) in going:  # maybe under a name that an earlier list has
                 yield self._fate(key, OF_JOB)

@@ -563,6 +563,83 @@ def test_a_prune_keeps_what_is_awaited_and_deletes_what_nobody_needs() -> None:
     check(recovered(arc), {f"{n}-{r}" for n in ("first", "second") for r in range(4)})
 
 
+def cut_apart(*, forgotten: bool) -> tuple[archive.Archive, list[archive.Writer]]:
+    """Two ranks and an object with a tick of each, of which only the first one's is in the newest checkpoint; whose
+    episode is no longer live if it is to be forgotten."""
+    arc = fresh()
+    ws = world(arc, 2, 1)
+    for w in ws:
+        add(w, "first")
+    for w in ws:
+        w.sync()
+    for one in [w.checkpoint(1) for w in ws]:
+        one.result(60)
+    early = ws[1].checkpoint(2)
+    for w in ws:
+        add(w, "late")
+    for w in ws:
+        w.sync()
+    assert lines(arc) == {"node-00000": 2}
+    if forgotten:
+        ws[0].remove(["late-0"])
+    for one in (ws[0].checkpoint(2), early):
+        one.result(60)
+    entry = archive.open(arc.url).head.runs["main"]
+    assert (entry.journal, entry.nodes) == ({0: 3 if forgotten else 2, 1: 1}, {0: 1})
+    return archive.open(arc.url), ws
+
+
+def pruned(arc: archive.Archive) -> archive.PrunePlan:
+    return archive.open(arc.url).prune("0s", dry_run=False, force=True)
+
+
+def test_what_is_forgotten_of_one_rank_takes_nothing_of_another_along() -> None:
+    arc, ws = cut_apart(forgotten=True)
+    arc.forget(archive.Keep(last=1), ids=["late-0"], dry_run=False)
+    plan = pruned(arc)
+    assert "journaled, and not in a checkpoint yet" in str(plan)
+    assert not [one.key for one in plan.going if one.key == layout.node_key("s", 0, 1)]
+    for w in ws:  # and once it is awaited no more, it goes
+        add(w, "third")
+        w.sync()
+    ck = recovered(arc)
+    check(ck, {"first-0", "first-1", "late-1", "third-0", "third-1"})
+    for w in ws:
+        w.remove([f"{name}-{w.rank}" for name in ("first", "third")])
+    ws[1].remove(["late-1"])
+    for one in [w.checkpoint(3) for w in ws]:
+        one.result(60)
+    die(*ws)
+    archive.open(arc.url).forget(archive.Keep(last=1), ids=["late-1"], dry_run=False)
+    pruned(arc)
+    assert layout.node_key("s", 0, 1) not in {one.key for one in arc.storage.scan("journal")}
+
+
+def test_a_forgotten_object_that_is_awaited_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an earlier forgetting may have listed it."""
+    from archive.maintain import draft
+
+    arc, ws = cut_apart(forgotten=True)
+
+    def listed(storage: Any, head: Any, before: Any, after: Any) -> dict[str, int]:
+        return dict.fromkeys({key for key in before if not key.endswith(layout.PRUNED)}.difference(after), 1)
+
+    monkeypatch.setattr(draft, "no_longer", listed)
+    arc.forget(archive.Keep(last=1), ids=["late-0"], dry_run=False)
+    pruned(arc)
+    die(*ws)
+    check(recovered(arc), {"first-0", "first-1", "late-1"})
+
+
+def test_a_compaction_and_a_prune_leave_what_is_awaited() -> None:
+    arc, ws = cut_apart(forgotten=False)
+    resharding.compact(arc)
+    archive.open(arc.url).forget(archive.Keep(last=1), dry_run=False)
+    pruned(arc)
+    die(*ws)
+    check(recovered(arc), {f"{name}-{rank}" for name in ("first", "late") for rank in range(2)})
+
+
 # -- what else leads to them -------------------------------------------------------------------------------------------
 
 
