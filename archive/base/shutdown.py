@@ -24,10 +24,10 @@ class Shutdown:
         self.within_s = WITHIN_S
         self.began = -math.inf  # by the monotonic clock; not announced yet
 
-    def begin(self) -> None:
-        """The process was told to end; the first time counts."""
-        if not self.announced:
-            self.began = time.monotonic()
+    def begin(self, gone: float = 0.0) -> None:
+        """The process was told to end; the first time counts. gone: the part of its time that is over already."""
+        began = time.monotonic() - gone * self.within_s
+        self.began = min(self.began, began) if self.announced else began
 
     @property
     def announced(self) -> bool:

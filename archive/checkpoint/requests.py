@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import count
 from logging import DEBUG, WARNING
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ AGREE_TIMEOUT_S = 600.0
 AGREE_POLL_S, MAX_POLL_S = 0.2, 1.0
 STEP_IN_S = 1.0  # the wait before the next rank in line says what is agreed on, longer in a large world
 AT_ONCE = 32
-HASTE_STEP_S, MOST_HASTE_S = 0.5, 3.0  # where the process ends, the wait before the next rank in line, and at most
+HASTE_STEP_S = 0.5  # where the process ends, the wait before the next rank in line
 LEAD_STEPS = 2  # a rank is ready to act this many steps after it sees a request
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGUSR2", "SIGTERM") if hasattr(signal, name))
 
@@ -275,6 +276,7 @@ class _Watch:
             return False
         if self.agreed_on is None:
             self.agreed_on = self._await_agreement()
+            self._take_part(self.agreed_on, self.ready)
         if self.calls < self.agreed_on.at:
             return False
         _asked.ending |= self.agreed_on.told
@@ -285,6 +287,19 @@ class _Watch:
         _asked.flag.clear()
         return True
 
+    def _take_part(self, said: Agreed, ready: int) -> None:
+        """End without waiting for ranks that have saved and ended before this one answered."""
+        if said.at >= ready:
+            return
+        shutdown.process.begin(shutdown.LAST_PART)
+        logger.warning(
+            "the other ranks agreed to save and end at call %d of archive.checkpointing.requested(), and rank %d heard "
+            "of it at call %d: it saves what it has, as partial, and waits for none of them",
+            said.at,
+            self.place.rank,
+            self.calls,
+        )
+
     def _key(self, rank: int) -> str:
         return layout.agreement_key(self.place.session, self.round, rank)
 
@@ -293,14 +308,14 @@ class _Watch:
         ends."""
         line = Line(self.place.rank, self.place.world_size, STEP_IN_S)
         wait, found = line.wait(AGREE_TIMEOUT_S, AGREE_POLL_S, MAX_POLL_S), dict[int, Answer]()
-        while True:
-            if line.turn == 0:
+        for look in count():
+            if line.turn == 0 and look % 4 < 3:
                 if self._all_answered(found):
                     return self._agree_on(found)
             elif (said := self._said()) is not None:
                 return said
             if shutdown.process.passed(shutdown.AGREE_PART):
-                return self._agree_in_haste(line, found)
+                return self._agree_in_haste(found)
             if wait.due() and line.looks_around:
                 wait.pause()
                 self._tell_absent(line, wait.waited_s)
@@ -314,18 +329,19 @@ class _Watch:
                 if line.steps_in(wait.waited_s, not self._absent()) and self._all_answered(found, look_at_all=True):
                     return self._agree_on(found)
                 wait.pause()
+        raise AssertionError("the looks never end")
 
-    def _agree_in_haste(self, line: Line, found: dict[int, Answer]) -> Agreed:
+    def _agree_in_haste(self, found: dict[int, Answer]) -> Agreed:
         """The agreement of the ranks that have answered by now: this process ends, and waits for no others. The first
-        in line of them say so; those further back do without after seconds."""
-        present = {*range(self.place.world_size)}.difference(self._absent())
-        wait, before = line.wait(MOST_HASTE_S, AGREE_POLL_S, MAX_POLL_S), line.before(present)
-        while wait.waited_s < min(before * HASTE_STEP_S, MOST_HASTE_S):
+        in line of them say so, and those further back after seconds."""
+        line, present = Line(self.place.rank, self.place.world_size, HASTE_STEP_S), self._present()
+        wait, due_s = line.wait(None, AGREE_POLL_S, MAX_POLL_S), line.in_haste_s(line.before(present))
+        while wait.waited_s < due_s:
             wait.pause()
             if (said := self._said()) is not None:
                 return said
-        if before * HASTE_STEP_S > MOST_HASTE_S:
-            return Agreed(self.ready or 0, told=True)
+        if due_s:
+            present = self._present()
         at_once(lambda rank: self._take(found, rank), sorted(present - found.keys()), AT_ONCE)
         return self._agree_on(found)
 
@@ -364,6 +380,9 @@ class _Watch:
         """The ranks that have not answered, by one listing: to tell people, and to see whom to ask."""
         names = set(self.storage.list(layout.agreement_folder(self.place.session, self.round)))
         return [rank for rank in range(self.place.world_size) if self._key(rank).rpartition("/")[2] not in names]
+
+    def _present(self) -> set[int]:
+        return {*range(self.place.world_size)}.difference(self._absent())
 
     def _tell_absent(self, line: Line, waited_s: float) -> None:
         """Log the ranks that have not answered, on the first of those that have."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import archive
-from archive.base import Line, layout, waits
+from archive.base import Line, layout, shutdown, waits
 from archive.base.errors import RanksMissingError
 from archive.checkpoint import Joint, assembly, requests
 from archive.journal import ends
@@ -295,6 +295,59 @@ def test_the_next_in_line_says_what_is_agreed_on_where_the_first_has_died(
     read = Counter({rank: len(mine.of("sessions/", "get")) for rank, mine in asked.items()})
     assert read.pop(world.size // 2) <= 2 * world.size + 100
     assert max(read.values()) <= Line(0, world.size, requests.STEP_IN_S).step_of(world.size) + 5
+
+
+def _end(world: World, monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
+    """The watches of ranks that are all told to end, and at different calls; their time to agree is over."""
+    monkeypatch.setattr(requests, "_asked", requests._Asked())
+    monkeypatch.setattr(shutdown, "process", shutdown.Shutdown())
+    shutdown.process.begin(shutdown.AGREE_PART)
+    watches = _watches(world, monkeypatch)
+    for rank, watch in watches.items():
+        watch.calls = 100 + rank
+    return watches
+
+
+def test_ranks_far_back_in_line_that_end_agree_on_one_call(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first ten of them have answered, and died."""
+    watches = _end(world, monkeypatch)
+    line = sorted(range(world.size), key=lambda rank: _turn(rank, world.size))
+    for watch in watches.values():
+        assert not watch.agreed(True, True)
+    acted = set()
+
+    def wait(rank: int) -> None:
+        while not watches[rank].agreed(True, True):
+            pass
+        acted.add(watches[rank].calls)
+
+    asked = world.each(wait, line[10:])
+    assert acted == {100 + world.size - 1 + 1 + requests.LEAD_STEPS}
+    assert {rank for rank, mine in asked.items() if mine.of("sessions/", "create")} == {line[10]}
+
+
+def test_a_rank_that_hears_of_it_late_saves_without_those_that_have_ended(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So does rank 0, which looks for answers, but also for what another rank has said."""
+    watches = _end(world, monkeypatch)
+    for _ in range(3):
+        watches[5].agreed(True, True)
+    assert watches[5].round == 1
+    shutdown.process.began = float("-inf")  # the others were not told
+    for rank in (0, 7):
+        watches[rank].calls = 500
+
+        def wait(rank: int) -> None:
+            while not watches[rank].agreed(True, False):
+                pass
+
+        (mine,) = world.each(wait, [rank]).values()
+        assert max(one.ended for one in mine) <= 5.0, "it does not wait for ranks that never answer"
+        assert watches[rank].calls == 500 + 1 + requests.LEAD_STEPS
+        assert shutdown.process.passed(shutdown.LAST_PART)
+        assert "waits for none of them" in caplog.messages[-1]
+        shutdown.process.began = float("-inf")
 
 
 def test_a_rank_looks_for_requests_without_lists(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
