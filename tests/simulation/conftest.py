@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 import pytest
-
-collect_ignore_glob = [] if find_spec("greenlet") else ["test_*"]
 
 
 @pytest.fixture(scope="module")

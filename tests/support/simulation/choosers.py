@@ -112,28 +112,3 @@ class Priorities(Chooser):
 
     def woke(self) -> None:
         self.next = 0
-
-
-class Rival(Chooser):
-    """The worst for whoever commits: before it creates a commit another one does, wherever one can."""
-
-    def __init__(self) -> None:
-        self.next = 0
-        self._held: Any = None
-        self._first: Any = None
-
-    def at(self, point: int, what: str, running: Any, ready: Ready) -> Any:
-        if self._first is running and what.startswith("answer"):
-            held, self._held, self._first = self._held, None, None
-            return ready.get(held.number, running)
-        if what.startswith("create commits/"):
-            if self._held is not None:
-                self._first = running
-            elif len(ready) > 1:
-                self._held = running
-                return self.pick(point, ready)
-        return running
-
-    def pick(self, point: int, ready: Ready) -> Any:
-        """Who is not held, the newest first."""
-        return ready[max(ready, key=lambda number: (ready[number] is not self._held, number))]

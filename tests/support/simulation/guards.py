@@ -35,6 +35,7 @@ class Guarded:
     befalls: tuple[str, ...] = STRIKES + FAULTS
     by: tuple[str, ...] = JOBS.by
     slow: bool = False  # not found within seconds
+    given: str = ""  # a history that shows it, by the shortest trace of the specification
 
     @contextlib.contextmanager
     def taken_out(self) -> Iterator[None]:
@@ -86,7 +87,7 @@ def _of_ticks(of: Callable[..., Any]) -> Any:
 
 
 _JOB = {"start": 2, "add": 5, "sync": 3, "checkpoint": 2, "pause": 1}
-_SAVER = {"checkpoint": 4, "idle": 3}
+_SAVER = {"add": 2, "checkpoint": 4, "idle": 3}
 GUARDS = (
     Guarded("a start that opens late ends a newer job", ((sessions, "_check_seen", _nothing),), (_JOB,), ("stop",)),
     Guarded(
@@ -95,6 +96,7 @@ GUARDS = (
         (_SAVER, {"expire": 1}),
         ("stop",),
         slow=True,
+        given="A.start:13 A.add:0 A.checkpoint:2 A.idle:0 A.checkpoint:2 B.pause:5 B.expire:2",
     ),
     Guarded("a recovered checkpoint that some ranks cannot read", ((fold.SessionFold, "_kinds", {}),), (_JOB,)),
     Guarded(
@@ -106,9 +108,9 @@ GUARDS = (
     Guarded(
         "a number of a journal that goes back",
         ((conflicts, "_check_grows", _nothing),),
-        ({"checkpoint": 5, "add": 1}, {"recover": 3, "pause": 1}),
-        ("stop",),
-        slow=True,
+        ({"add": 1, "overtaken": 3},),
+        (),
+        given="A.start:13 A.add:0 A.overtaken:15",
     ),
     Guarded(
         "a recovery where nothing ticked",
@@ -119,17 +121,18 @@ GUARDS = (
     Guarded(
         "a forgetting that starves",
         ((forget, "MOST_TRIES", 1 << 30), (forget._Forgetting, "_again", _nothing)),
-        ({"checkpoint": 3, "crowd": 2},),
+        ({"add": 1, "checkpoint": 3, "crowd": 2},),
         (),
-        ("rival",),
         slow=True,
+        given="A.start:13 A.add:0 A.checkpoint:2 A.checkpoint:5 A.checkpoint:2 A.crowd:1",
     ),
     Guarded(
         "a wait that counts from what was undone",
         ((objects.History, "let_go", _as_it_was),),
-        ({"checkpoint": 3, "add": 1}, {"waver": 2, "prune": 2}),
+        ({"add": 2, "commit": 1, "checkpoint": 3}, {"label": 1, "waver": 2, "prune": 2}),
         (),
         slow=True,
+        given="A.start:13 A.add:0 A.checkpoint:2 A.checkpoint:5 A.label:0 A.label:0 A.waver:15 A.prune:0",
     ),
     Guarded(
         "somebody who was replaced is told that all is durable",

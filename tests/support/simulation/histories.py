@@ -18,7 +18,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from tests.support.simulation.choosers import Chooser, Given, Priorities, Random, Rival, Turns
+from tests.support.simulation.choosers import Chooser, Given, Priorities, Random, Turns
 from tests.support.simulation.library import forget_the_last
 from tests.support.simulation.scheduler import HungError, Party, Scheduler
 from tests.support.simulation.store import ObjectStore, Observation, serve
@@ -122,8 +122,6 @@ class History:
         rng = random.Random(f"{self.seed} chooser")
         if how == "random":
             return Random(rng, float(number))
-        if how == "rival":
-            return Rival()
         return Priorities(rng, int(number), points) if how == "pct" else Chooser()
 
 

@@ -18,12 +18,13 @@ import resharding
 from archive.base import layout
 from archive.index import Walk
 from archive.log import tablefiles
-from tests.support.simulation.scheduler import Party, here
+from tests.support.simulation.scheduler import here
 from tests.support.simulation.store import ObjectStore
 
 RUNS = ("main", "main", "main", "side")
 WAITS_S = (0.05, 3.0, 70.0, 4_000.0)
 PRUNE = "1h"
+CROWD = 40  # commits of others
 REFUSALS = (
     archive.SupersededError,
     archive.SessionInUseError,
@@ -270,6 +271,28 @@ def checkpoint(me: Job, rng: random.Random) -> None:
     me.session.saved[found.number] = Saved(states, value, own, me.world.now(), replay)
 
 
+def overtaken(me: Job, rng: random.Random) -> None:
+    """A checkpoint that is staged; before it is committed, more is journaled, and somebody else recovers that."""
+    me.one(rng)
+    session = me.session
+
+    def told() -> int:
+        return sum(len(rank.durable) for rank in session.ranks)
+
+    before, waits = told(), iter(range(60))
+
+    def recover_first() -> None:
+        while told() == before and next(waits, None) is not None:
+            here().block("what is journaled meanwhile", 1.0)
+        archive.open(me.world.url).recover(session.run)
+
+    me.world.store.rivals[me.name] = recover_first
+    try:
+        checkpoint(me, rng)
+    finally:
+        me.world.store.rivals.pop(me.name, None)
+
+
 def close(me: Job, rng: random.Random) -> None:
     writers, me.writers = me.writers, []
     for writer, rank in zip(writers, me.session.ranks if writers else [], strict=True):
@@ -355,8 +378,17 @@ def _needed(world: World, plan: Any) -> set[str]:
     return needed - {key for key, number in times if number in old}
 
 
+def _await_checkpoint(me: Job) -> None:
+    """Let a few minutes pass until there is something to forget."""
+    for _ in range(5):
+        if any(one.whole for one in me.open().checkpoints):
+            break
+        here().block("a checkpoint", 60.0)
+
+
 def expire(me: Job, rng: random.Random) -> None:
     """All that an archivist does in a day."""
+    _await_checkpoint(me)
     recover(me, rng)
     forget(me, rng)
     here().block("the wait of a prune", 3_700.0)
@@ -365,6 +397,7 @@ def expire(me: Job, rng: random.Random) -> None:
 
 def waver(me: Job, rng: random.Random) -> None:
     """What was let go of for longer than the wait is brought back, and let go of again."""
+    _await_checkpoint(me)
     forget(me, rng)
     here().block("the wait of a prune", 3_700.0)
     undo(me, rng)
@@ -372,21 +405,18 @@ def waver(me: Job, rng: random.Random) -> None:
 
 
 def crowd(me: Job, rng: random.Random) -> None:
-    """A forgetting while somebody else labels, one commit after the other."""
-    done: list[bool] = []
+    """A forgetting, and before each of its tries somebody else commits a label."""
+    arc, left = archive.open(me.world.url), iter(range(CROWD))
 
-    def label_on() -> None:
-        arc = archive.open(me.world.url)
-        for _ in range(40):
-            if done or not len(arc.episodes):
-                return
+    def label_one() -> None:
+        if len(arc.episodes) and next(left, None) is not None:
             arc.label({arc.episodes[0].id: {"good": True}})
 
-    here().spawn("crowd", Party("crowd", me.world.new_name("crowd")), label_on)
+    me.world.store.rivals[me.name] = label_one
     try:
         forget(me, rng)
     finally:
-        done.append(True)
+        me.world.store.rivals.pop(me.name, None)
 
 
 def compact(me: Job, rng: random.Random) -> None:
@@ -444,6 +474,7 @@ RULES = {
         sync,
         commit,
         checkpoint,
+        overtaken,
         close,
         pause,
         recover,

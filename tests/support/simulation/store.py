@@ -46,11 +46,14 @@ class ObjectStore:
         self.requests = 0
         self.lost: dict[str, int] = {}  # strand -> how often in a row its commit was not the first of that number
         self.seen: list[Observation] = []
+        self.rivals: dict[str, Callable[[], None]] = {}  # party -> what somebody does before each commit of it
 
     def request(self, verb: str, key: str, effect: Callable[[], T], data: bytes | None = None) -> T:
         """Send a request of the party that runs."""
         s = here()
         party = s.running.party
+        if verb == "create" and key.startswith("commits/"):
+            self._precede(party.name)
         number = self.asked[party.name] = self.asked.get(party.name, 0) + 1
         fault = self.faults.get((party.name, number), "")
         self.requests += 1
@@ -71,6 +74,11 @@ class ObjectStore:
         if fault in ("lost", "late"):
             raise ConnectionResetError(errno.ECONNRESET, "simulated: the answer was lost")
         return found
+
+    def _precede(self, party: str) -> None:
+        if (rival := self.rivals.pop(party, None)) is not None:
+            rival()
+            self.rivals[party] = rival
 
     def told(self, kind: str, what: str, number: int) -> None:
         """The party that runs was told something."""
