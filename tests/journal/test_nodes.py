@@ -3,6 +3,7 @@ itself."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -638,6 +639,104 @@ def test_a_compaction_and_a_prune_leave_what_is_awaited() -> None:
     pruned(arc)
     die(*ws)
     check(recovered(arc), {f"{name}-{rank}" for name in ("first", "late") for rank in range(2)})
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_redaction_takes_no_tick_along_that_is_awaited(alive: bool) -> None:
+    """Objects of a node are looked through for steps that no row names, of forgotten episodes; as are those that no row
+    names yet."""
+    arc = fresh()
+    ws = world(arc, 2, 1)
+    for w in ws:
+        for name in ("gone", "forgotten", "kept"):
+            add(w, name)
+    for w in ws:
+        w.sync()
+    for w in ws:
+        w.remove([f"gone-{w.rank}", f"forgotten-{w.rank}"])
+    for step in (1, 2):
+        for one in [w.checkpoint(step) for w in ws]:
+            one.result(60)
+    archive.open(arc.url).forget(archive.Keep(last=1), ids=["forgotten-0"], dry_run=False)
+    for w in ws:
+        add(w, "late")
+    for w in ws:
+        w.sync()
+    ws[0].commit()
+    if not alive:
+        die(*ws)
+    archive.open(arc.url).forget(archive.Keep(last=1), ids=["gone-0"], dry_run=False, redact=True)
+    assert any(shard.startswith("journal/") for shard in archive.open(arc.url).shards), "it was not rewritten"
+    pruned(arc)
+    if alive:
+        for w in ws:
+            add(w, "last")
+            w.sync()
+        die(*ws)
+    check(recovered(arc), {f"{n}-{r}" for n in ("kept", "late", *(["last"] if alive else [])) for r in range(2)})
+    left = [arc.storage.get(one.key) for one in arc.storage.scan("") if one.key.startswith(("journal/", "shards/"))]
+    assert not [data for data in left if b"gone-0" in data or b"forgotten-0" in data]
+
+
+def test_what_is_to_be_redacted_but_lies_beside_what_is_awaited_is_an_obstacle() -> None:
+    arc, ws = cut_apart(forgotten=True)
+    with pytest.raises(archive.UsageError, match="has journaled since its newest checkpoint names some of them"):
+        arc.forget(archive.Keep(last=1), ids=["late-0"], dry_run=False, redact=True)
+    die(*ws)
+    check(recovered(arc), {"first-0", "first-1", "late-1"})
+
+
+@pytest.mark.parametrize(
+    ("seed", "rounds"), [(0, 2), *(pytest.param(seed, 4, marks=pytest.mark.soak) for seed in range(1, 4))]
+)
+def test_whatever_is_forgotten_redacted_or_compacted_no_tail_changes(seed: int, rounds: int) -> None:
+    """In any order, with prunes between, and checkpoints whose ranks are cut before and after a tick."""
+    rng, arc = np.random.default_rng(seed), fresh()
+    ws = world(arc, 3, 1)
+    live: list[list[str]] = [[] for _ in ws]
+
+    def tick(name: str) -> None:
+        for w in ws:
+            live[w.rank].append(add(w, name))
+            if len(live[w.rank]) > 2 and rng.integers(0, 2):
+                w.remove([live[w.rank].pop(int(rng.integers(0, 2)))])
+        for w in ws:
+            w.sync()
+
+    def save(step: int) -> None:
+        order = [ws[at] for at in rng.permutation(3)]
+        pending = [w.checkpoint(step) for w in order[:1]]
+        tick(f"between-{step}")
+        for one in [w.checkpoint(step) for w in order[1:]] + pending:
+            one.result(60)
+
+    def look_after() -> None:
+        now = archive.open(arc.url)
+        before = {one.rank: one.held.table("segments")["episode_id"].to_pylist() for one in now.tails().ranks}
+        gone = sorted(names(now) - {name for of in live for name in of})
+        some = [one for one in gone if rng.integers(0, 2)]
+        verb = int(rng.integers(0, 3))
+        with contextlib.suppress(archive.ConflictError, archive.UsageError):  # what cannot go yet
+            if verb == 2:
+                resharding.compact(now)
+            elif some:
+                now.forget(archive.Keep(last=1), ids=some, dry_run=False, redact=verb == 1)
+        pruned(arc)
+        after = {
+            one.rank: one.held.table("segments")["episode_id"].to_pylist()
+            for one in archive.open(arc.url).tails().ranks
+        }
+        assert after == before
+
+    for step in range(1, rounds + 1):
+        tick(f"tick-{step}")
+        save(step)
+        tick(f"after-{step}")
+        if rng.integers(0, 2):
+            ws[int(rng.integers(0, 3))].commit()
+        look_after()
+    die(*ws)
+    check(recovered(arc), {name for of in live for name in of})
 
 
 # -- what else leads to them -------------------------------------------------------------------------------------------
