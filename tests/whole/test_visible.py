@@ -125,6 +125,7 @@ def calls(root: Path, tmp: Path) -> Iterator[tuple[str, ...]]:
     yield from [("tails", url), ("tails", url, "--run", f"j{EVIL}"), ("ledger", url), ("ledger", url, "--name", EVIL)]
     yield from [("ledger", url, "--run", f"j{EVIL}"), ("ledger", url, "--run", f"j{EVIL}", "--to-reissue")]
     yield from [("recover", url, "--dry-run"), ("recover", url, "--run", EVIL), ("recover", url, "--run", f"j{EVIL}")]
+    yield from [("cost", url), ("cost", url, "--run", f"j{EVIL}"), ("cost", url, "--run", EVIL), ("cost", EVIL)]
     yield from [("jobs", url), ("jobs", url, "score"), ("jobs", url, "score", "--cancel"), ("jobs", url, EVIL)]
     yield "restore", url, "--commit", f"t{EVIL}"
     yield from [("demo", str(tmp / "nowhere" / "\x1b[2J"), "--commit", "1"), ("info", f"{url}/\x1b[2J")]
