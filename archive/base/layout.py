@@ -226,6 +226,11 @@ def agreement_key(session: str, number: int, rank: int) -> str:
     return f"{agreement_folder(session, number)}/rank-{rank:05d}.json"
 
 
+def asked_key(session: str, number: int) -> str:
+    """The key of what tells the ranks that one of them was asked: the answer of the first to say so."""
+    return f"{agreement_folder(session, number)}/asked.json"
+
+
 def agreed_key(session: str, number: int) -> str:
     """The key of what the ranks agreed on in a round of requests."""
     return f"{agreement_folder(session, number)}/agreed.json"

@@ -2,9 +2,9 @@
 
 `requested()` is called once a step by every rank. It is true on all of them at the same step if any was asked. With a
 process group the ranks agree by one small reduction a step, in the foreground. Without one they agree through the
-bucket, in numbered rounds: a rank that was asked, or sees that rank 0 is in the round, writes how many steps it has
-seen, and one that gets as far as its own number waits until it is agreed on the greatest of them. Rank 0 sees who else
-was asked, reads the numbers, and says which is the greatest; where it died, the next in line does (see `Line`).
+bucket, in numbered rounds: a rank that was asked, or sees that another was, writes how many steps it has
+seen, and one that gets as far as its own number waits until it is agreed on the greatest of them. Rank 0
+reads the numbers, and says which is the greatest; where it died, the next in line does (see `Line`).
 So no rank passes the step before it is known, and ranks that are all asked at once act once. `terminating()` is agreed
 on by the same messages: a rank that is told to end asks for a checkpoint until all ranks know that it was told.
 """
@@ -52,7 +52,8 @@ from archive.store import Storage, smallfiles
 if TYPE_CHECKING:
     from archive.checkpoint.pending import Pending
 
-POLL_S = 10.0
+POLL_S = 10.0  # between looks at the requests in the bucket
+ASKED_POLL_S = 2.5  # and at what another rank was asked: news of it is there in half of the time to agree, at an end
 AGREE_TIMEOUT_S = 600.0
 AGREE_POLL_S, MAX_POLL_S = 0.2, 1.0
 STEP_IN_S = 1.0  # the wait before the next rank in line says what is agreed on, longer in a large world
@@ -224,8 +225,9 @@ class _Watch:
         self._thread.start()
 
     def _poll(self) -> None:
-        while not self._stop.wait(POLL_S) and self._storage() is not None:
-            self.look()
+        looks = count(1)
+        while not self._stop.wait(min(POLL_S, ASKED_POLL_S)) and self._storage() is not None:
+            self.look(lists=next(looks) * ASKED_POLL_S % POLL_S == 0 or POLL_S < ASKED_POLL_S)
 
     @property
     def storage(self) -> Storage:
@@ -234,28 +236,21 @@ class _Watch:
             raise ClosedError("the writer that looked for requests is gone; open another with arc.writer()")
         return storage
 
-    def look(self) -> None:
-        """Look for new requests, and for ranks in the round; an unreachable store is no request.
-
-        One rank looks for both, so that each request is seen once; the others look for that one's answer. In a process
-        group they need not.
-        """
-        group = process_group(least=2) is not None
-        if group and self.place.rank != 0:
-            return
+    def look(self, *, lists: bool = True) -> None:
+        """Look whether another rank was asked, and on rank 0 for new requests, if it `lists`; an unreachable store is
+        no request. In a process group the ranks need not look for each other."""
+        alone = self.place.world_size == 1 or process_group(least=2) is not None
+        number, heard, names = self.round, False, set[str]()
         try:
-            if self.place.rank != 0:
-                if self.ready is None and self.storage.exists(self._key(0)):
-                    _asked.flag.set()
-                return
-            alone = group or self.place.world_size == 1
-            joined = not alone and self.storage.list(layout.agreement_folder(self.place.session, self.round))
-            names = set(self.storage.list("requests"))  # after the round, so that the requests of its ranks are known
+            if not alone and self.ready is None:
+                heard = self.storage.exists(layout.asked_key(self.place.session, number))
+            if lists and self.place.rank == 0:
+                names = set(self.storage.list("requests"))  # after the round, whose requests are then known
         except (StorageError, ClosedError):
             return
         fresh = names - self.known
         self.known |= names
-        if fresh or joined:
+        if fresh or (heard and (number, None) == (self.round, self.ready)):  # and not acted on meanwhile
             _asked.flag.set()
 
     def stop(self) -> None:
@@ -272,6 +267,9 @@ class _Watch:
             self.ready = self.calls + LEAD_STEPS
             answer = Answer(self.ready, self.place.session, self.round, self.place.rank, told)
             _put_once(self.storage, self._key(self.place.rank), answer)
+            asked_key = layout.asked_key(self.place.session, self.round)
+            if not self.storage.exists(asked_key):
+                smallfiles.create_small(self.storage, asked_key, answer)
         if self.calls < self.ready:
             return False
         if self.agreed_on is None:

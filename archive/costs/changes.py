@@ -117,7 +117,7 @@ def rates(run: Workload) -> list[Rate]:
         Rate("the journal" if run.journals else "shards", steps, writes_s=run.objects_s),
         Rate(together, "states/", writes_s=run.ranks, reads_s=run.ranks),
         Rate(f"{run.ranks:,} ranks that wait for its commit", "commits/", reads_s=run.ranks),
-        Rate("ranks that look for requests", "sessions/", reads_s=0.0 if run.group else run.ranks / asked.POLL_S),
+        Rate("ranks that look for requests", "sessions/", reads_s=0.0 if run.group else run.ranks / asked.ASKED_POLL_S),
         Rate("random samples", steps, reads_s=run.samples_s),
         Rate("viewers", "commits/", reads_s=run.viewers / IDLE_LOOK_S),
     ]

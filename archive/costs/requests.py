@@ -66,10 +66,10 @@ def heartbeat(seconds: float, ranks: int, commits: float = 0) -> Requests:
 
 
 def watch(seconds: float, ranks: int, *, group: bool) -> Requests:
-    """The looks of writers for requests of checkpoints. One rank lists these and, without a process group, the others'
-    answers, and each other rank looks for its own."""
-    looks = seconds / asked.POLL_S
-    return {"list": looks} if group or ranks == 1 else {"list": 2 * looks, "head": (ranks - 1) * looks}
+    """The looks of writers for requests of checkpoints. One rank lists these and, without a process group, each looks
+    whether another rank was asked."""
+    lists = {"list": seconds / asked.POLL_S}
+    return lists if group or ranks == 1 else {**lists, "head": ranks * seconds / asked.ASKED_POLL_S}
 
 
 def parts(ranks: int, wait_s: float = 0.0) -> Requests:

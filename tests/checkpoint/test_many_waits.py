@@ -93,6 +93,7 @@ def _turn(rank: int, world: int) -> int:
 
 @pytest.fixture(params=WORLDS)
 def world(request: pytest.FixtureRequest, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr(requests._Watch, "_poll", lambda self: None)  # its looks come by another clock
     made = World(request.param, clock, monkeypatch)
     yield made
     made.job.writer._end()
@@ -353,9 +354,20 @@ def test_a_rank_that_hears_of_it_late_saves_without_those_that_have_ended(
 def test_a_rank_looks_for_requests_without_lists(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     watches = _watches(world, monkeypatch)
     asked = world.each(lambda rank: watches[rank].look())
-    assert len(asked[0].of("", "list")) == len(asked[0]) == 2
+    assert (len(asked[0].of("", "list")), len(asked[0])) == (1, 2)
     assert {rank: len(mine) for rank, mine in asked.items() if rank} == dict.fromkeys(range(1, world.size), 1)
     assert not any(mine.of("", "list") for rank, mine in asked.items() if rank)
+
+
+def test_ranks_hear_of_another_that_was_asked_though_the_first_has_died(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "_asked", requests._Asked())
+    watches = _watches(world, monkeypatch)
+    watches[2].agreed(True, True)
+    watches[1].look(lists=False)
+    assert requests._asked.flag.is_set()
+    assert requests.ASKED_POLL_S <= shutdown.AGREE_PART * shutdown.WITHIN_S / 2, "in time, where a rank is told to end"
 
 
 def test_ranks_that_wait_for_one_to_end_a_journal_ask_once_a_second(world: World) -> None:

@@ -321,7 +321,9 @@ def test_looks_of_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     with trace(url) as t:
         for w in job.writers:
             asked._Watch(w._storage, w._place).look()
-    check(t, together(of.watch(asked.POLL_S, ranks, group=False), {"list": 1}))  # the first begins with a look
+    told = of.watch(asked.POLL_S, ranks, group=False)
+    looks = asked.POLL_S / asked.ASKED_POLL_S
+    check(t, {"list": told["list"] + 1, "head": told["head"] / looks})  # the first begins with a list
     with trace(url) as t:
         for w in job.writers:
             w._journal._heartbeat._look()
