@@ -123,7 +123,6 @@ GUARDS = (
         ((forget, "MOST_TRIES", 1 << 30), (forget._Forgetting, "_again", _nothing)),
         ({"add": 1, "checkpoint": 3, "crowd": 2},),
         (),
-        slow=True,
         given="A.start:13 A.add:0 A.checkpoint:2 A.checkpoint:5 A.checkpoint:2 A.crowd:1",
     ),
     Guarded(
