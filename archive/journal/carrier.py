@@ -137,8 +137,11 @@ class Carrier:
             link.close()
 
     def _take(self, link: Link, message: Message) -> None:
+        """Take in a message. OSError for a second connection of a rank: equal numbers would name different ticks."""
         with self._changed:
             if message.kind == MessageKind.HELLO:
+                if message.number in self._links.values():
+                    raise OSError(f"rank {message.number} is connected already")
                 self._links[link] = message.number
                 self._next = max(self._next, message.place)
                 welcome = Message(MessageKind.BEAT, place=self._next)

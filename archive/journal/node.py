@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 from archive.base import SupersededError, UsageError, in_child, layout, level_of, logger
 from archive.journal.carrier import Carrier, MessageKind
 from archive.journal.rendezvous import MAX_DATA_BYTES, Link, Message, Rendezvous
-from archive.log import CommitLog, Place, Sighting
+from archive.log import CommitLog, Place, Sighting, commits
 from archive.store import Storage
 
 JOURNALS = ("rank", "node")  # of journals
@@ -83,13 +83,14 @@ def node_of(journal: str, journal_s: float | None, place: Place) -> Node | None:
 
 class NodeJournal:
     """One rank's part in the journal of its node. asked: has the rank flush what is pending, soon; False if nothing
-    is. It belongs to the process that made it, and ends by `close`."""
+    is. opening: the nonce of the commit that opened the session, which is another one in a copy of the archive; one
+    that was made since lies at another URL. It belongs to the process that made it, and ends by `close`."""
 
     def __init__(
         self,
         storage: Storage,
         place: Place,
-        archive_id: str,
+        opening: str,
         node: Node,
         within_s: float,
         seen: Callable[[], Sighting | None],
@@ -99,7 +100,7 @@ class NodeJournal:
         self.asked: Callable[[], bool] = lambda: False
         self._place = place
         self._about = storage, place, node.number, within_s, seen
-        self._names = archive_id, place.run, place.session, node.number
+        self._names = storage.url, opening, place.run, place.session, node.number
         self._lock = threading.Lock()
         self._waiting: dict[int, Future[Shared | None]] = {}  # number of a tick -> what became of it
         self._handed = -1  # the newest tick that was handed over: earlier ones come by themselves
@@ -116,9 +117,11 @@ class NodeJournal:
     @classmethod
     def of(cls, log: CommitLog, place: Place, node: Node, within_s: float) -> Self | None:
         """The part of a rank in its node's journal; None, and a warning, if its session was opened without one."""
-        nodes = log.head.runs[place.run].nodes
+        entry = log.head.runs[place.run]
+        nodes = entry.nodes
         if nodes is not None and node.number in nodes:
-            return cls(log.storage, place, log.archive_id, node, within_s, lambda: log.head.sighting)
+            opened = next(commits.read_all(log.storage, [entry.opened or 0], log.head))
+            return cls(log.storage, place, opened.nonce, node, within_s, lambda: log.head.sighting)
         logger.log(
             level_of(node.local, WARNING),
             "session %r was opened by a rank with %s, so rank %d, of node %d, makes objects of its own: give all ranks "

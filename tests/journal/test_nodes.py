@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import tempfile
 import threading
 import uuid
@@ -266,6 +267,42 @@ def test_ranks_that_do_not_meet_make_objects_of_their_own(
     assert lines(arc).keys() >= {"node-00000"}
     die(*ws)
     check(recovered(arc), {f"tick-{tick}-{rank}" for tick in range(4) for rank in range(2)})
+
+
+@pytest.mark.parametrize("when", ["before", "since"])
+def test_ranks_of_copies_of_an_archive_do_not_meet(tmp_path: Path, when: str) -> None:
+    """Copies have its id; one that was made since the session was opened has its commits, too."""
+    urls = [str(tmp_path / name) for name in ("one", "other")]
+    arc = archive.create(urls[0])
+    if when == "since":
+        first = writer(arc, 0, 2, 1)
+        die(first)
+    shutil.copytree(*urls)
+    ws = [writer(archive.open(url), 1, 2, 1) for url in urls]
+    for w, name in zip(ws, ("mine", "yours"), strict=True):
+        met(w)
+        add(w, name)
+        w.sync()
+    assert all(map(carries, ws))
+    die(*ws)
+    for url, name in zip(urls, ("mine", "yours"), strict=True):
+        check(recovered(archive.open(url)), {f"{name}-1"})
+
+
+def test_a_rank_has_one_connection_to_who_carries() -> None:
+    arc = fresh()
+    (w,) = world(arc, 1, 1)
+    assert w._node is not None
+    assert w._node._meeting is not None
+    second = w._node._meeting.connect(10.0)
+    assert second is not None
+    second.send(rendezvous.Message(carrier.MessageKind.HELLO, w.rank))
+    assert second.receive() is None
+    second.close()
+    add(w, "first")
+    w.sync()
+    die(w)
+    assert lines(arc) == {"node-00000": 1}
 
 
 @pytest.mark.parametrize("why", ["no sockets", "a folder of somebody else's", "a long path"])
