@@ -70,7 +70,10 @@ def node_of(journal: str, journal_s: float | None, place: Place) -> Node | None:
                 f"{number}={given[0]!r} and {count}={given[1]!r} name no node of a world of {place.world_size} ranks: "
                 "nodes count from 0, and there are at most as many as ranks"
             )
-        return Node(node, nodes, int(os.environ.get(local, "0")))
+        first = os.environ.get(local) or "0"
+        if not first.isdecimal():
+            raise UsageError(f"{local}={first!r} is no number of a rank among those of its node: these count from 0")
+        return Node(node, nodes, int(first))
     if place.world_size > 1:
         logger.log(
             level_of(place.rank, WARNING),

@@ -297,7 +297,16 @@ class _TailReader:
             self._take_own(name[1])
             if self._ended is None and name[1] == self._next:  # else it was there already, as after a lost answer
                 self._take(key, data, partial(_member, key, name))
+                if self._ended is not None and self._ended[0] == DAMAGED:
+                    self._take_own_of(name[1], self._ended)
                 self._last_place = place if self._ended is None else self._last_place
+
+    def _take_own_of(self, number: int, damage: tuple[str, str]) -> None:
+        """Go on with the object of its own under the number of a damaged tick, if it has stored that by itself, too."""
+        self._ended = None
+        self._take_own(number + 1)
+        if self._ended is not None:
+            self._ended = damage
 
     def take_end(self, node: int, until: int) -> None:
         """Take note that all objects of its node below this number were read."""

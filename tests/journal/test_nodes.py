@@ -381,6 +381,16 @@ def test_an_environment_that_names_no_node_is_refused(monkeypatch: pytest.Monkey
         fresh().writer(0, 2, session="s", journal_s=2.0, journal="node")
 
 
+def test_a_local_rank_is_a_number_or_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("GROUP_RANK", "0"), ("GROUP_WORLD_SIZE", "1"), ("LOCAL_RANK", "")):
+        monkeypatch.setenv(name, value)
+    place = Place(0, 2, "main", "s")
+    assert node.node_of("node", 2.0, place) == node.Node(0, 1, 0)
+    monkeypatch.setenv("LOCAL_RANK", "x")
+    with pytest.raises(archive.UsageError, match="LOCAL_RANK='x' is no number"):
+        node.node_of("node", 2.0, place)
+
+
 def test_without_a_word_about_nodes_each_rank_makes_its_own(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -569,6 +579,23 @@ def test_a_tick_that_is_there_twice_counts_once() -> None:
     arc.storage.put(layout.journal_key("s", 0, 1), arc.storage.get(key)[place.offset : place.offset + place.size])
     again = NodeIndex("main", "s", 0, 3, "0" * 16)
     arc.storage.put(again.key, b"".join(pack_node(again, {(0, 1): found.tick((0, 1))._data})[0]))
+    check(recovered(arc), {f"tick-{tick}-0" for tick in range(3)})
+
+
+def test_a_tick_that_is_there_twice_outlives_damage_of_one() -> None:
+    arc = fresh()
+    (w,) = world(arc, 1, 1)
+    for tick in range(3):
+        add(w, f"tick-{tick}")
+        w.sync()
+    die(w)
+    key = layout.node_key("s", 0, 1)
+    data = bytearray(arc.storage.get(key))
+    place = NodeObject(bytes(data), key, key).members[0, 1]
+    arc.storage.put(layout.journal_key("s", 0, 1), bytes(data[place.offset : place.offset + place.size]))
+    data[place.offset + place.size // 2] ^= 4
+    arc.storage.delete([key])
+    arc.storage.put(key, bytes(data))
     check(recovered(arc), {f"tick-{tick}-0" for tick in range(3)})
 
 
