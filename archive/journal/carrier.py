@@ -18,7 +18,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from archive.base import AlreadyExistsError, layout, logger
-from archive.journal.ends import ended_by, last_there
+from archive.journal.ends import index_at, last_there
 from archive.journal.rendezvous import Link, Message
 from archive.log import Place, Sighting
 from archive.saved import Named, NodeIndex, pack_node
@@ -223,7 +223,7 @@ class Carrier:
                 self._storage.create_once(index.key, buffers)
             except AlreadyExistsError:
                 last = last_there(lambda n: self._storage.exists(self._key(n)), index.number)
-                self._ended_by = ended_by(self._storage, self._key(last))
+                self._ended_by = index_at(self._storage, self._key(last)).ended_by  # raises: it may end the journal
                 if self._ended_by is not None:
                     return None
                 self._know(last + 1)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from archive.base import AlreadyExistsError, IntegrityError, Line, MissingObjectError, at_once, layout
-from archive.journal.tails import MAX_AHEAD, RANKS_AT_ONCE
+from archive.journal.tails import MAX_AHEAD, MAX_LOOKS, RANKS_AT_ONCE
 from archive.log import CommitLog, Place
 from archive.saved import Named, NodeIndex, TickIndex, load, pack
 from archive.shard import indexed
@@ -121,10 +121,15 @@ class _Successor:
 
     def _members(self, key: str) -> dict[Named, tuple[int, int]]:
         """The ticks in an object of a node's journal, and where they lie there."""
-        try:
-            index, base = _index(self._storage, NodeIndex, key, self._storage.full_url(key), _NODE_HEAD_BYTES)
-        except (IntegrityError, MissingObjectError):
-            return {}
+        for look in range(MAX_LOOKS):
+            try:
+                index, base = _index(self._storage, NodeIndex, key, self._storage.full_url(key), _NODE_HEAD_BYTES)
+                break
+            except IntegrityError:
+                if look == MAX_LOOKS - 1:
+                    return {}
+            except MissingObjectError:
+                return {}
         named = ((layout.tick_place(one.name), base + one.offset, one.size) for one in index.members)
         return {name: (start, start + size) for name, start, size in named if name is not None}
 

@@ -296,24 +296,24 @@ class _TailReader:
             self._places += [(name[1], place)] if name[1] >= self._start else []
             self._take_own(name[1])
             if self._ended is None and name[1] == self._next:  # else it was there already, as after a lost answer
-                self._take(key, data, partial(_member, key, name))
-                if self._ended is not None and self._ended[0] == DAMAGED:
-                    self._take_own_of(name[1], self._ended)
+                why = self._take(key, data, partial(_member, key, name))
+                if why is not None:
+                    self._take_own_of(name[1], why)
                 self._last_place = place if self._ended is None else self._last_place
 
-    def _take_own_of(self, number: int, damage: tuple[str, str]) -> None:
+    def _take_own_of(self, number: int, why: str) -> None:
         """Go on with the object of its own under the number of a damaged tick, if it has stored that by itself, too."""
         self._ended = None
         self._take_own(number + 1)
-        if self._ended is not None:
-            self._ended = damage
+        if self._next == number:
+            self._ended = DAMAGED, why
 
     def take_end(self, node: int, until: int) -> None:
         """Take note that all objects of its node below this number were read."""
         self._until = until if self.node == node else self._until
 
-    def _take(self, key: str, data: bytes, parsed: Callable[[bytes, str], TickObject]) -> None:
-        """Add an object to the tail, or take note why it ends it."""
+    def _take(self, key: str, data: bytes, parsed: Callable[[bytes, str], TickObject]) -> str | None:
+        """Add an object to the tail, or take note why it ends it; that, if it is damaged."""
         found: list[tuple[TickObject, Delta | None]] = []
 
         def take(data: bytes, where: str) -> None:
@@ -323,13 +323,14 @@ class _TailReader:
         why = self._source.taken(key, data, take)
         if why is not None:
             self._ended = DAMAGED, why
-            return
+            return why
         tick, delta = found[-1]
         if delta is None:
             self._ended = ENDED, f"session {tick.index.ended_by!r} took the place of this one"
-            return
+            return None
         self._add(tick.index, delta)
         self._check_seen(tick.index.seen, tick.where)
+        return None
 
     def _add(self, index: TickIndex, delta: Delta) -> None:
         """Add an object; those of a tick count once it is complete."""

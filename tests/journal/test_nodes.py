@@ -13,6 +13,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ import pytest
 import archive
 import resharding
 from archive.base import layout
-from archive.journal import carrier, node, rendezvous
+from archive.journal import carrier, ends, node, rendezvous
 from archive.log import Place
 from archive.maintain import verify
 from archive.saved import NodeIndex, NodeObject, pack_node
@@ -580,6 +581,29 @@ def test_a_tick_that_is_there_twice_counts_once() -> None:
     again = NodeIndex("main", "s", 0, 3, "0" * 16)
     arc.storage.put(again.key, b"".join(pack_node(again, {(0, 1): found.tick((0, 1))._data})[0]))
     check(recovered(arc), {f"tick-{tick}-0" for tick in range(3)})
+
+
+def test_behind_an_object_that_cannot_be_read_nothing_is_stored_together() -> None:
+    """It may be what ends the journal: a rank that stores by itself finds the end of its own."""
+    arc = fresh()
+    (w,) = world(arc, 1, 1)
+    arc.storage.put(layout.node_key("s", 0, 0), b"damaged")
+    add(w, "first")
+    w.sync()
+    assert lines(arc) == {"node-00000": 1, "rank-00000": 1}
+    die(w)
+
+
+def test_one_damaged_answer_hides_no_tick_from_a_successor(monkeypatch: pytest.MonkeyPatch) -> None:
+    arc = fresh()
+    (w,) = world(arc, 1, 1)
+    add(w, "first")
+    w.sync()
+    die(w)
+    get_head, answers = arc.storage.get_head, [b"damaged"]
+    monkeypatch.setattr(arc.storage, "get_head", lambda *given: answers.pop() if answers else get_head(*given))
+    successor = ends._Successor(SimpleNamespace(storage=arc.storage, head=arc.head), Place(0, 1, "main", "new"), "s")
+    assert [*successor.lying([(0, 0)], [(1, True)])] == [0]
 
 
 def test_a_tick_that_is_there_twice_outlives_damage_of_one() -> None:
