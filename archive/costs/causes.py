@@ -127,7 +127,8 @@ def objects_there(run: Workload) -> dict[str, float]:
     per_checkpoint = {"states": run.ranks, "manifest": 4.0}
     there = {folder: stays(count / run.checkpoint_s, run.kept_s) for folder, count in per_checkpoint.items()}
     steps = stays(run.objects_s, run.kept_steps_s)
-    return {"jobs": 0.0, "journal": 0.0, "shards": 0.0, **there, "journal" if run.journals else "shards": steps}
+    there |= dict.fromkeys(("jobs", "journal", "plans", "shards"), 0.0)
+    return {**there, "journal" if run.journals else "shards": steps}
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from archive.costs import Workload
 from archive.costs import requests as of
 from archive.costs.causes import causes
 from archive.costs.requests import together
+from archive.maintain.objects import FOLDERS
 from archive.read import Gather
 from archive.shard import SHARD_BYTES
 from archive.shard.indexed import HEAD_BYTES
@@ -253,8 +254,7 @@ def test_letting_go(journal: bool) -> None:
     with trace(url) as t:
         plan = arc.prune("1s", force=True)
         plan.commit()
-    objects = {folder: float(there[folder]) for folder in ("jobs", "journal", "manifest", "shards", "states")}
-    told = of.prune(objects, there["commits"], len(plan.going))
+    told = of.prune({folder: float(there[folder]) for folder in FOLDERS}, there["commits"], len(plan.going))
     check(t, {**told, "put": 1.0}, most=6)
 
 
