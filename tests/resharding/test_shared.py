@@ -155,8 +155,8 @@ def ids(plan: Any, ranks: int) -> list[str]:
 def test_plans_of_other_arguments_are_other_plans(kind: str) -> None:
     """Also where their texts are the same, as long arrays and expressions leave out what is in their middle."""
     _, ck = few(f"terms-{kind}", 1500)
-    chosen = [f"e{i}" for i in range(0, 1500, 2)]
-    for some in (chosen, ["e701" if one == "e700" else one for one in chosen]):
+    chosen = [f"e{i}" for i in range(1500) if i % 5]
+    for some in (chosen, ["e700" if one == "e701" else one for one in chosen]):
         filters = {"expression": pc.field("episode_id").isin(some), "array": {"episode_id": np.array(some)}}
         told = filters.get(kind, {"episode_id": set(some)})
         shared = resharding.shared_plan(ck, 2, rank=0, session="next", filter=told)
