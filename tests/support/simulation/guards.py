@@ -104,6 +104,7 @@ GUARDS = (
         ((view, "_in_order", _by_clock), (view, "_PLACES", (*view._PLACES, "created_at"))),
         ({"start": 1.5, "draw": 3, "seal": 3, "sync": 3},),
         ("clock", "crash"),
+        slow=True,
     ),
     Guarded(
         "a number of a journal that goes back",
