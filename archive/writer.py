@@ -39,6 +39,34 @@ from archive.write import (
 )
 
 
+def _open(
+    storage: Storage,
+    log: CommitLog,
+    place: Place,
+    resume: Resume | None,
+    keep: Keep | None,
+    journal_s: float | None,
+    node: Node | None,
+    take_over: Callable[[], None],
+) -> None:
+    """Open the session of a writer, or join it."""
+    # at its decision; without a resume, when the archive was opened
+    seen = log.began if resume is None or resume.forked_from is not None else resume.seen
+    origin, forked_from = (None, None) if resume is None else (resume.origin, resume.forked_from)
+    open_session(
+        log,
+        place,
+        seen,
+        None if keep is None else keep.rule,
+        origin,
+        forked_from,
+        journal=journal_s is not None,
+        nodes=0 if node is None else node.count,
+        check=partial(check_newest, storage, place.run),
+        take_over=take_over,
+    )
+
+
 class Writer(Buffer):
     """A writer of one rank's buffers; the verbs of a Buffer are those of its main one. It is safe for several threads,
     and belongs to the process that made it.
@@ -60,21 +88,7 @@ class Writer(Buffer):
         imports.start(partial(git_revision, str(Path.cwd())))
         self._pid = os.getpid()
         self._closed = False
-        # at its decision; without a resume, when the archive was opened
-        seen = log.began if resume is None or resume.forked_from is not None else resume.seen
-        origin, forked_from = (None, None) if resume is None else (resume.origin, resume.forked_from)
-        open_session(
-            log,
-            place,
-            seen,
-            None if keep is None else keep.rule,
-            origin,
-            forked_from,
-            journal=journal_s is not None,
-            nodes=0 if node is None else node.count,
-            check=partial(check_newest, storage, place.run),
-            take_over=take_over,
-        )
+        _open(storage, log, place, resume, keep, journal_s, node, take_over)
         on_commit(log.head)
         came_from = None if resume is None else resume.checkpoint
         shards = ShardWriter(storage, archive_layout, compression, chunk_bytes)

@@ -17,8 +17,8 @@ import pytest
 from tests.support.places import ROOT
 
 FIGURES = {
-    "modules": 327,
-    "lines of the engine": 52_169,
+    "modules": 326,
+    "lines of the engine": 52_173,
     "modules that serve one sibling": 28,
     "modules named ...ing": 12,
     "records and protocols of the engine": 242,

@@ -3,8 +3,7 @@ store, and what to change first."""
 
 from __future__ import annotations
 
-from archive.costs.bill import Cost
-from archive.costs.estimate import cost
+from archive.costs.bill import Cost, cost
 from archive.costs.workload import Workload
 from archive.store import PRICES, Prices
 

@@ -272,26 +272,30 @@ class JournalObjects:
 
         def put(found: tuple[list[Any], pa.Table]) -> Written:
             buffers, chunks = found
-            made = Written(rows._replace(chunks=chunks), upload.number + 1)
-            try:
-                shared = None if self._node is None else self._node.store(upload.number, buffers)
-            except SupersededError as e:
-                self.ended(e)
-                raise
-            if shared is not None:
-                self.took(sum(spent) + shared.waited_s)
-                return made._replace(rows=lying(made.rows, key, shared.shard, shared.offset))
-            try:
-                self._writer.storage.create_once(key, buffers)
-            except AlreadyExistsError as e:
-                if (by := ends.ended_by(self._writer.storage, key)) is not None:
-                    self.ended(error := self._place.superseded(by))
-                    raise error from e
-                raise SessionInUseError(
-                    f"{self._writer.storage.full_url(key)} is there already: another process writes, or wrote, as "
-                    "this rank of this session; end one of them, and open this one's writer under a session name of "
-                    "its own"
-                ) from e
-            return made
+            return self._stored(Written(rows._replace(chunks=chunks), upload.number + 1), upload.number, buffers, spent)
 
         upload.complete(packed, put)
+
+    def _stored(self, made: Written, number: int, buffers: list[Any], spent_s: Sequence[float]) -> Written:
+        """Put a tick's object, by the node's journal or by itself; its rows, as they lie there."""
+        key = self.key(number)
+        try:
+            shared = None if self._node is None else self._node.store(number, buffers)
+        except SupersededError as e:
+            self.ended(e)
+            raise
+        if shared is not None:
+            self.took(sum(spent_s) + shared.waited_s)
+            return made._replace(rows=lying(made.rows, key, shared.shard, shared.offset))
+        try:
+            self._writer.storage.create_once(key, buffers)
+        except AlreadyExistsError as e:
+            if (by := ends.ended_by(self._writer.storage, key)) is not None:
+                self.ended(error := self._place.superseded(by))
+                raise error from e
+            raise SessionInUseError(
+                f"{self._writer.storage.full_url(key)} is there already: another process writes, or wrote, as "
+                "this rank of this session; end one of them, and open this one's writer under a session name of "
+                "its own"
+            ) from e
+        return made

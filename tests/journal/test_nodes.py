@@ -566,15 +566,21 @@ def test_damage_of_a_nodes_object_is_that_of_the_ticks_in_it(where: str, caplog:
     assert "objects from there on are lost" in caplog.text
 
 
-def test_a_tick_that_is_there_twice_counts_once() -> None:
-    """Its answer was lost, and its rank has stored it by itself; or who carried did so again."""
+def ticked_thrice() -> tuple[archive.Archive, str]:
+    """An archive whose one rank has died after three ticks, tick-0-0 to tick-2-0; the key of the object of the second
+    one."""
     arc = fresh()
     (w,) = world(arc, 1, 1)
     for tick in range(3):
         add(w, f"tick-{tick}")
         w.sync()
     die(w)
-    key = layout.node_key("s", 0, 1)
+    return arc, layout.node_key("s", 0, 1)
+
+
+def test_a_tick_that_is_there_twice_counts_once() -> None:
+    """Its answer was lost, and its rank has stored it by itself; or who carried did so again."""
+    arc, key = ticked_thrice()
     found = NodeObject(arc.storage.get(key), key, key)
     place = found.members[0, 1]
     arc.storage.put(layout.journal_key("s", 0, 1), arc.storage.get(key)[place.offset : place.offset + place.size])
@@ -607,13 +613,7 @@ def test_one_damaged_answer_hides_no_tick_from_a_successor(monkeypatch: pytest.M
 
 
 def test_a_tick_that_is_there_twice_outlives_damage_of_one() -> None:
-    arc = fresh()
-    (w,) = world(arc, 1, 1)
-    for tick in range(3):
-        add(w, f"tick-{tick}")
-        w.sync()
-    die(w)
-    key = layout.node_key("s", 0, 1)
+    arc, key = ticked_thrice()
     data = bytearray(arc.storage.get(key))
     place = NodeObject(bytes(data), key, key).members[0, 1]
     arc.storage.put(layout.journal_key("s", 0, 1), bytes(data[place.offset : place.offset + place.size]))

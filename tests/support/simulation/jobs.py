@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -271,6 +271,16 @@ def checkpoint(me: Job, rng: random.Random) -> None:
     me.session.saved[found.number] = Saved(states, value, own, me.world.now(), replay)
 
 
+@contextlib.contextmanager
+def _rival(me: Job, acts: Callable[[], None]) -> Iterator[None]:
+    """Somebody else acts before each commit of this party."""
+    me.world.store.rivals[me.name] = acts
+    try:
+        yield
+    finally:
+        me.world.store.rivals.pop(me.name, None)
+
+
 def overtaken(me: Job, rng: random.Random) -> None:
     """A checkpoint that is staged; before it is committed, more is journaled, and somebody else recovers that."""
     me.one(rng)
@@ -286,11 +296,8 @@ def overtaken(me: Job, rng: random.Random) -> None:
             here().block("what is journaled meanwhile", 1.0)
         archive.open(me.world.url).recover(session.run)
 
-    me.world.store.rivals[me.name] = recover_first
-    try:
+    with _rival(me, recover_first):
         checkpoint(me, rng)
-    finally:
-        me.world.store.rivals.pop(me.name, None)
 
 
 def close(me: Job, rng: random.Random) -> None:
@@ -412,11 +419,8 @@ def crowd(me: Job, rng: random.Random) -> None:
         if len(arc.episodes) and next(left, None) is not None:
             arc.label({arc.episodes[0].id: {"good": True}})
 
-    me.world.store.rivals[me.name] = label_one
-    try:
+    with _rival(me, label_one):
         forget(me, rng)
-    finally:
-        me.world.store.rivals.pop(me.name, None)
 
 
 def compact(me: Job, rng: random.Random) -> None:
