@@ -62,6 +62,17 @@ def answers_in_processes(
             end(child)
 
 
+def exit_code(function: Callable[..., Any], *arguments: Any) -> int:
+    """The exit code of a process that has called `function`; that of a signal is negative."""
+    child = FORKSERVER.Process(target=function, args=arguments)
+    child.start()
+    child.join(120)
+    code: int | None = child.exitcode
+    end(child)
+    assert code is not None, "the process did not end within 120 s"
+    return code
+
+
 def until(ready: Callable[[], Any], seconds: float = 10.0) -> Any:
     """What `ready` gives, once that is something."""
     stop = time.monotonic() + seconds

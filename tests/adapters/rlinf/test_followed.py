@@ -17,7 +17,7 @@ import resharding
 from archive.adapters import rlinf
 from archive.adapters.rlinf.live import RLinfBuffer
 from tests.support import rlinf_objects as objects
-from tests.support.kills import code_of, forked
+from tests.support.processes import exit_code
 from tests.support.rlinf_objects import assert_same
 from tests.support.ticks import NEVER_S, recovered
 
@@ -285,6 +285,7 @@ def test_a_journal_without_the_buffers_state_is_not_put_into_it() -> None:
 
 
 def _killed(url: str) -> None:
+    objects.package()
     made = objects.buffer(range(3), window=40)
     w = archive.open(url, create=True).writer(0, 1, journal_s=NEVER_S)
     rlinf.follow(made, w)
@@ -294,8 +295,7 @@ def _killed(url: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_job_that_is_killed(tmp_path: Path) -> None:
-    assert code_of(forked(lambda: _killed(str(tmp_path)))) == -signal.SIGKILL
+    assert exit_code(_killed, str(tmp_path)) == -signal.SIGKILL
     rlinf.restore(made := objects.buffer(window=40), archive.open(tmp_path).recover(), rank=0)
     assert made._trajectory_id_list == list(range(21))

@@ -18,7 +18,7 @@ from archive.adapters import torchrl
 from archive.adapters.torchrl import states
 from archive.adapters.torchrl.cells import TensorCells
 from archive.adapters.torchrl.lists import ListCells
-from tests.support.kills import code_of, forked
+from tests.support.processes import exit_code
 from tests.support.ticks import NEVER_S, abandoned, recovered
 from tests.support.torchrl_buffers import assert_same_samples, buffer, contents, rectangle, same, steps
 
@@ -312,15 +312,13 @@ def test_a_save_that_died_once_it_was_journaled(world_size: int) -> None:
 
 
 def _killed(url: str) -> None:
-    torch.set_num_threads(1)
     job(archive.open(url, create=True), 0, 1, rb := buffer(50, sampler=prioritized(50)))
     rb.extend(steps(700, 7))  # in no tick
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_job_that_is_killed(tmp_path: Path) -> None:
-    assert code_of(forked(lambda: _killed(str(tmp_path)))) == -signal.SIGKILL
+    assert exit_code(_killed, str(tmp_path)) == -signal.SIGKILL
     torchrl.restore(rb := buffer(50, sampler=prioritized(50)), archive.open(tmp_path).recover(), rank=0)
     assert contents(rb) == [float(t) for t in range(30)]
 
