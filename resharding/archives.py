@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive import Archive, tables
-from archive.arrays import Ints, Mask, Steps, arrow, places, row_codes
+from archive.arrays import Ints, Mask, Steps, arrow, ascending, places, row_codes
 from archive.base import (
     AccessDeniedError,
     AlreadyExistsError,
@@ -248,7 +248,7 @@ def held(rows: pa.Table, known: pa.Table) -> Mask:
             for table, stream in zip((mine, known), row_codes(mine.select(_STREAM), known.select(_STREAM)), strict=True)
             for position in (table["position"].to_numpy(),)
         )
-        same[np.delete(cut, np.unique(wanted.minus(there)["row"]))] = True
+        same[np.delete(cut, ascending(wanted.minus(there)["row"]))] = True
     return same
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive import Archive, tables
-from archive.arrays import Ints, Mask, Steps, codes, places, row_codes
+from archive.arrays import Ints, Mask, Steps, ascending, codes, places, row_codes
 from archive.base import ConflictError, ExpiredError, UsageError, escape, layout
 from archive.fields import NODES, loads
 from archive.index import Snapshot, chains
@@ -157,7 +157,7 @@ def _sparse(snapshot: Snapshot, live: Steps, min_alive: float) -> set[str]:
     lengths = table["length"].to_numpy()
     shards, shard = coded(table["shard"].cast("string").fill_null(""))  # rows without steps have none
     total = np.bincount(shard, lengths, len(shards))
-    rows, held = np.unique(live.stream), np.bincount(live.stream, live.length)
+    rows, held = ascending(live.stream), np.bincount(live.stream, live.length)
     steps = np.where(_divisible(table["schema"].take(rows)), held[rows], lengths[rows])
     alive = np.bincount(shard[rows], steps, len(shards))
     return {shards[i] for i in np.flatnonzero((alive > 0) & (alive < min_alive * total)).tolist()}
@@ -172,7 +172,7 @@ def _divisible(schemas: pa.ChunkedArray) -> Mask:
 
 def _cut(snapshot: Snapshot, live: Steps, shards: set[str]) -> Steps:
     """The live steps in these shards, in order; rows with fields that do not have one row a step stay whole."""
-    rows = np.unique(live.stream)
+    rows = ascending(live.stream)
     table = snapshot.take(rows, ["shard", "length", "schema"])
     affected, cuts = among(table["shard"], shards), _divisible(table["schema"])
     every = Steps(rows, np.zeros_like(rows), table["length"].to_numpy().astype(np.int64))
@@ -238,7 +238,7 @@ def _replacement_rows(
 ) -> tuple[pa.Table, list[tuple[int, Mapping[str, Any]]]]:
     """The affected rows, and their ranges as rows, each with the number of the row that it is of. The last range keeps
     the address, for its successors. new: of the ranges that were moved, in order."""
-    affected = np.unique(moved.stream)
+    affected = ascending(moved.stream)
     table = snapshot.take(affected, tables.schema("segments").names)
     rest = Steps(affected, np.zeros_like(affected), table["length"].to_numpy().astype(np.int64)).minus(moved)
     pieces = _in_order(Steps(moved.stream, moved.lo, moved.hi), rest)

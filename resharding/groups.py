@@ -11,12 +11,13 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from archive import tables
-from archive.arrays import Ints, Steps, arrow, numbers, places, spans
+from archive.arrays import Ints, Steps, arrow, ascending, numbers, places, spans
 from archive.base import Count, Positive, Record, at_once, layout, stored
 from archive.log import StoredFile, tablefiles
 from archive.saved import SavedIndex, pack
@@ -124,12 +125,12 @@ def _group(plan: Plan, first: int, stop: int) -> _TargetRanks:
     for name, placement in plan.placements.items():
         source, (lo, hi) = plan.sources[name], np.searchsorted(placement.parts["target"], (first, stop))
         parts[name] = placement.parts.pick(slice(lo, hi))
-        own = units[name] = np.unique(parts[name].stream)
+        own = units[name] = ascending(parts[name].stream)
         begin = source.offsets[own]
         pieces[name] = spans(begin, source.offsets[own + 1] - begin)
-        rows.append(plan.checkpoint.index.chains.rows_of(np.unique(source.number[own])))
+        rows.append(plan.checkpoint.index.chains.rows_of(ascending(source.number[own])))
         runs.append(source.pieces["run"][pieces[name]])
-    return _TargetRanks(parts, units, pieces, np.unique(np.concatenate(rows)), np.unique(np.concatenate(runs)))
+    return _TargetRanks(parts, units, pieces, ascending(np.concatenate(rows)), ascending(np.concatenate(runs)))
 
 
 class _GroupRows:
@@ -146,13 +147,13 @@ class _GroupRows:
                     part = _taken(table, some)
                     self.segments[number].append(tables.dumps(part))
                     shards.append((number, part["shard"].unique().drop_null()))
-                    files |= tablefiles.chunk_files(part.select(list(tables.CHUNK_FILE)))
+                    files |= tablefiles.chunk_files(part)
             base += table.num_rows
         own = [ref for path, ref in files.items() if not split_key(path)[0]]  # other archives' are read as ever
-        self._add_chunks(plan.checkpoint.storage, shards, own)
+        self._add_chunks(plan.checkpoint.storage, sorted(shards, key=itemgetter(0)), own)
 
     def _add_chunks(self, storage: Storage, shards: Sequence[tuple[int, Any]], files: Sequence[StoredFile]) -> None:
-        """Add the chunks of the shards of each group."""
+        """Add the chunks of the shards of each group, which come group by group."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -166,8 +167,10 @@ class _GroupRows:
             order = np.argsort(code, kind="stable")
             begins = np.searchsorted(code[order], np.arange(len(known) + 1))
             found = numbers(pc.index_in(names, value_set=pa.array(known, text)), -1).astype(np.int64)
-            for number in np.unique(owner[found >= 0]).tolist():
-                mine = np.unique(found[(owner == number) & (found >= 0)])
+            there = np.flatnonzero(found >= 0)
+            edges = np.searchsorted(owner[there], np.arange(len(self.chunks) + 1))
+            for number in np.flatnonzero(np.diff(edges)).tolist():
+                mine = ascending(found[there[edges[number] : edges[number + 1]]])
                 some = np.sort(order[spans(begins[mine], begins[mine + 1] - begins[mine])])
                 self.chunks[number].append(tables.dumps(_taken(table, some)))
 
@@ -197,7 +200,7 @@ def _put(
 ) -> None:
     """Put one group into the bucket. place: the session, and the name of the plan."""
     ck, arrays, buffers = plan.checkpoint, dict[str, Ints](), dict[str, _GroupBuffer]()
-    every = np.unique(np.concatenate([NONE, *(plan.sources[name].number[own] for name, own in group.units.items())]))
+    every = ascending(np.concatenate([NONE, *(plan.sources[name].number[own] for name, own in group.units.items())]))
     for at, name in enumerate(plan.sources):
         made = _arrays(plan, group, name, every)
         arrays |= {f"{kind}/{at}": array for kind, array in made.items()}

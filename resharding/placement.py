@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from archive.arrays import Ints, Mask, Steps, codes, group_of, offsets_of, run_heads, since_head, spans
+from archive.arrays import Ints, Mask, Steps, ascending, codes, group_of, offsets_of, run_heads, since_head, spans
 from archive.base import Count, Form, MisshapenError, Positive, Record, UsageError, stored
 from archive.tables import NO_ENV
 
@@ -109,7 +109,7 @@ def within_bounds(units: Steps, rules: Rules) -> bool:
     rank, env = units["rank"], units["env"]
     if rules.num_envs is not None:
         rows = np.arange(rules.num_envs)
-        if not all(np.array_equal(np.unique(env[rank == one]), rows) for one in range(rules.world_size)):
+        if not all(np.array_equal(ascending(env[rank == one]), rows) for one in range(rules.world_size)):
             return False
     most = {
         "max_length": np.bincount(codes(rank, env), weights=units.length),
@@ -259,7 +259,7 @@ def _num_envs(units: Steps, rules: Rules) -> int | None:
     rank, env = units["rank"], units["env"]
     if (env == NO_ENV).all():
         return 1 if rules.max_length is not None else None
-    return int(max(len(np.unique(env[rank == one])) for one in np.unique(rank)))
+    return int(max(len(ascending(env[rank == one])) for one in ascending(rank)))
 
 
 def _within_length(units: Steps, max_length: int, parts: Steps, drops: list[Steps]) -> Steps:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from archive.arrays import Mask, Steps
+from archive.arrays import Mask, Steps, ascending
 from archive.base import (
     Count,
     IntegrityError,
@@ -134,7 +134,7 @@ class Plan:
         out: dict[str, dict[str, int]] = {}
         for reason in dict.fromkeys(every["reason"].tolist()):
             gone = every.pick(every["reason"] == reason)
-            out[reason] = {"episodes": len(np.unique(gone.stream)), "steps": int(gone.length.sum())}
+            out[reason] = {"episodes": len(ascending(gone.stream)), "steps": int(gone.length.sum())}
         return out
 
     def dropped_steps(self, buffer: str) -> Steps:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.arrays import Ints, Mask, Steps, group_of, numbers, offsets_of, sums
+from archive.arrays import Ints, Mask, Steps, ascending, group_of, numbers, offsets_of, sums
 from archive.base import ArchiveError, NotFoundError, cached_property, level_of, logger, size
 from archive.checkpoint import MAIN_BUFFER, Checkpoint, resumption
 from archive.fields import NODES, FieldSpec, Path, dtypes, unflatten
@@ -217,7 +217,7 @@ class ShareBuffer:
         """The spec of each field, if all steps have the same ones, of numbers and of one row a step; None otherwise.
         Derived columns that some of the steps lack are left out."""
         view = self._shown
-        there = np.unique(view.code[view.spans.hi > view.spans.lo]).tolist()  # schemas of at least one step
+        there = ascending(view.code[view.spans.hi > view.spans.lo]).tolist()  # schemas of at least one step
         found = [{spec.path: replace(spec, next_of="") for spec in view.schemas[code].fields} for code in there]
         late = {path for code in there for path in view.late[code]}
         left_out = {path for path in late if not all(path in specs for specs in found)}
@@ -261,7 +261,7 @@ class ShareBuffer:
         if not self.moved.any():
             return batch
         kind = self.schema_numbers[numbers]
-        for one in np.unique(kind).tolist():
+        for one in ascending(kind).tolist():
             own = (kind == one) & self.moved[numbers]
             env, place = np.where(own, self.layout.env_id[numbers], -1), np.where(own, numbers, -1)
             if own.any():
@@ -292,7 +292,7 @@ class ShareBuffer:
         """Name -> {episode id: value}, of its own episodes."""
         own = set(self._ids)
         out: dict[str, dict[str, Any]] = {}
-        for rank in np.unique(self.layout.source_rank).tolist() if len(self) else ():
+        for rank in ascending(self.layout.source_rank).tolist() if len(self) else ():
             for name, values in self.checkpoint.attributes(rank, self.name).items():
                 out.setdefault(name, {}).update({k: v for k, v in values.items() if k in own})
         return out
@@ -324,7 +324,7 @@ class ShareBuffer:
         resume = resumption.take_over(index, live, pieces, *at, lambda: self.checkpoint.whole_index, to_close=to_close)
         # told once, by one rank: its next checkpoint has it in `discarded`
         dropped = self.plan.dropped_of(self.name) if self.rank == 0 else {}
-        ranks = np.unique(pieces["rank"][pieces.length > 0]).tolist()
+        ranks = ascending(pieces["rank"][pieces.length > 0]).tolist()
         kinds = partial(resumption.column_kinds, self.checkpoint, self.name, ranks)
         return replace(resume, dropped=dropped, column_kinds=kinds)
 

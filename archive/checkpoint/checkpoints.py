@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive import tables
-from archive.arrays import Ints, Steps, arrow, numbers, row_codes, run_starts
+from archive.arrays import Ints, Steps, arrow, ascending, numbers, row_codes, run_starts
 from archive.base import (
     CorruptCommitError,
     CorruptManifestError,
@@ -406,7 +406,7 @@ def _is_enough(index: EpisodeIndex, live: pa.Table, branch: Branch) -> bool:
     located = tables.locate_some(live, part.columns(tables.LOCATING))
     if len(tables.lacking(live, located)):
         return False
-    live_ones = np.unique(index.episode_of_row[located.stream])
+    live_ones = ascending(index.episode_of_row[located.stream])
     if (live_ones < 0).any() or not _named_once(index, live_ones):
         return False
     begins = part.take(index.chains.firsts()[live_ones], ["predecessor"])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from archive import tables
+from archive.arrays import ascending
 from archive.base import CorruptManifestError, layout
 from archive.index.episodes import EpisodeIndex
 from archive.index.snapshot import Snapshot
@@ -144,7 +145,7 @@ def held_rows(snapshot: Snapshot, commit: Commit) -> np.ndarray[Any, np.dtype[np
     located = tables.locate(live, snapshot.columns(tables.LOCATING))
     sequences = None if commit.checkpoint is None else commit.checkpoint.sequences
     index = EpisodeIndex(snapshot, lambda: located.stream, (commit.session, sequences))
-    numbers = np.unique(index.episode_of_row[located.stream])
+    numbers = ascending(index.episode_of_row[located.stream])
     return np.union1d(index.chains.rows_of(numbers[numbers >= 0]), located.stream)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.arrays import Ints, Steps, arrow, numbers, run_starts, sums
+from archive.arrays import Ints, Steps, arrow, ascending, numbers, run_starts, sums
 from archive.base import (
     CorruptStateError,
     FieldError,
@@ -372,7 +372,7 @@ class _Columns(Procedure):
         where = LateFields(late, snapshot.columns(STRETCH)).where
         out = []
         for path, steps in where.items():
-            for text in distinct(late["schema"].take(arrow(np.unique(steps["late"])))):
+            for text in distinct(late["schema"].take(arrow(ascending(steps["late"])))):
                 one = loads(text)
                 out.append(replace(one, fields=tuple(spec for spec in one.fields if spec.path == path)))
         return out

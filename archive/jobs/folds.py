@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive import tables
-from archive.arrays import Ints, arrow, numbers, places, sums
+from archive.arrays import Ints, arrow, ascending, numbers, places, sums
 from archive.base import CorruptStateError, FieldError, IntegrityError, JobError, escape, layout, logger
 from archive.fields import Bools, FieldSpec, ShardSchema, dtypes, loads
 from archive.index import Snapshot
@@ -238,7 +238,7 @@ def _held(results: Sequence[Receipt], starts: Ints, some: Episodes) -> list[Late
             if (
                 which.dtype != np.int64
                 or which.ndim != 1
-                or len(np.unique(which)) < len(which)
+                or len(ascending(which)) < len(which)
                 or (len(which) and not 0 <= which.min() <= which.max() < stop - start)
             ):
                 raise CorruptStateError(f"{receipt.where} names episodes that its batch has not; {receipt.damage}")

@@ -6,7 +6,10 @@ import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from archive import tables
+from archive.arrays import arrow
 from archive.base import ByteRange, CorruptManifestError, MissingObjectError, layout
 from archive.log.records import FileRef, StoredFile
 from archive.shard import Placed, checksum
@@ -113,12 +116,11 @@ def chunk_columns(chunks: StoredFile | None) -> dict[str, Any]:
 
 def chunk_files(rows: pa.Table) -> dict[str, StoredFile]:
     """Path -> file, of the chunk files that rows of the segments table name."""
-    columns = (rows[name].to_pylist() for name in CHUNK_FILE)
-    return {
-        path: StoredFile(path, size or 0, crc or 0)
-        for path, size, crc in zip(*columns, strict=True)
-        if path is not None
-    }
+    code = tables.coded(rows[CHUNK_FILE[0]])[1]
+    named, first = np.unique(code, return_index=True)
+    found = rows.select(CHUNK_FILE).take(arrow(first[named >= 0]))
+    columns = (found[name].to_pylist() for name in CHUNK_FILE)
+    return {path: StoredFile(path, size or 0, crc or 0) for path, size, crc in zip(*columns, strict=True)}
 
 
 def chunk_rows(key: str, placed: Sequence[Placed]) -> pa.Table:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive import tables
-from archive.arrays import Ints, Steps, run_starts
+from archive.arrays import Ints, Steps, ascending, run_starts
 from archive.index import Snapshot
 from archive.jobs import Crew, JobCall, Procedure, Result
 from archive.log import FileRef, tablefiles
@@ -53,7 +53,7 @@ class Relocation(Procedure):
 
     def where(self, moved: Steps) -> list[Any]:
         """The place of each range, in order of their tables, before it is moved."""
-        each = [moved.pick(moved["table"] == number) for number in np.unique(moved["table"]).tolist()]
+        each = [moved.pick(moved["table"] == number) for number in ascending(moved["table"]).tolist()]
         return [place for one in each for place in where(self.table(int(one["table"][0])), one)]
 
     def run(self, items: Sequence[Any], agree: Callable[[str], str]) -> Result:

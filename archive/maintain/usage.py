@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive import tables
+from archive.arrays import ascending
 from archive.base import escape, layout, size, tabulate
 from archive.index import EpisodeIndex, Reach, Snapshot, Walk, checkpoint_places
 from archive.jobs import Jobs, is_result, job_of
@@ -128,6 +129,6 @@ def _held(storage: Storage, head: Commit) -> dict[str, bool]:
     live = tablefiles.load(storage, "live", [one.live for one in saved if one.live is not None])
     touched = np.flatnonzero(tables.touched(live, segments))
     index = EpisodeIndex(snapshot, lambda: touched)
-    episodes = np.unique(index.episode_of_row[touched])
+    episodes = ascending(index.episode_of_row[touched])
     rows = np.union1d(touched, index.chains.rows_of(episodes[episodes >= 0]))
     return dict.fromkeys(objects_of(segments), False) | dict.fromkeys(objects_of(segments.take(rows)), True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from archive.arrays import ascending
 from archive.base import ArchiveError, CorruptManifestError, cached_property, layout
 from archive.checkpoint import Checkpoint, Checkpoints
 from archive.index import ByWriter, EpisodeIndex, Snapshot, chains, checkpoint_places, chunkindex
@@ -404,7 +405,7 @@ def _against(ck: Checkpoint, problems: dict[str, str]) -> str | None:
         if key in problems:
             return f"{key}: {problems[key]}"
     try:
-        rows = ck.snapshot.take(np.unique(ck.located.stream), ["shard", "chunks"])
+        rows = ck.snapshot.take(ascending(ck.located.stream), ["shard", "chunks"])
     except ArchiveError as e:
         return str(e)
     needed = {key for name in rows.column_names for key in distinct(rows[name])}

@@ -15,7 +15,7 @@ import pyarrow as pa
 from ray.data.block import BlockAccessor
 
 from archive import Episodes
-from archive.arrays import Ints
+from archive.arrays import Ints, ascending
 from archive.base import escape_path, show
 from archive.fields import FieldSpec, Ragged, dtypes, flatten, lookup, unflatten
 from archive.ray import blocks
@@ -129,7 +129,7 @@ class RowReading:
         table = first.table(episodes, tails[0])
         rows = met(table, self.predicate)
         frame = self.unit.frame(episodes.lengths())
-        left = np.unique(frame.episode[rows])
+        left = ascending(frame.episode[rows])
         found = {name: table[name].take(pa.array(rows)) for name in table.column_names}
         if len(left) and rest.wanted != ():
             more, place = rest.table(episodes[left], tails[1]), np.cumsum(np.isin(frame.episode, left)) - 1

@@ -20,7 +20,7 @@ from ray.data.datasource import Datasource, ReadTask
 
 from archive import Archive, Checkpoint, Episodes
 from archive import open as open_archive
-from archive.arrays import Ints
+from archive.arrays import Ints, ascending
 from archive.base import FieldError, UsageError, escape_path, show, usable_cores
 from archive.fields import NODES, FieldSpec, Path, parse
 from archive.index import EpisodeIndex, Snapshot
@@ -218,7 +218,7 @@ def by_shard(episodes: Episodes, nbytes: Ints, parallelism: int) -> list[Ints]:
     near = np.where(goals - before[after - 1] < before[after] - goals, np.maximum(after - 1, 0), after)
     is_near = np.abs(before[near] - goals) < ends[-1] / max(1, parallelism) / 2
     cuts = np.where(is_near, heads[near], np.searchsorted(ends, goals) + 1)
-    edges = np.unique(np.concatenate([[0], np.minimum(cuts, len(order)), [len(order)]]))
+    edges = ascending(np.concatenate([[0], np.minimum(cuts, len(order)), [len(order)]]))
     return [order[lo:hi] for lo, hi in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)]
 
 

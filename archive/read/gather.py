@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, Pieces, fresh, group_of, offsets_of
+from archive.arrays import Ints, Pieces, ascending, fresh, group_of, offsets_of
 from archive.arrays import spans as spans_of
 from archive.base import UsageError, forking, thread_pool
 from archive.fields import Array, Path, Ragged, dtypes, empty_rows, lookup, unflatten
@@ -299,7 +299,7 @@ class Gather:
 
     def _planned(self, here: Source, where: StepPlaces) -> BatchPlan:
         several = len(here.view.schemas) > 1 and len(where.schema) > 0
-        codes = tuple(np.unique(where.schema).tolist()) if several else (0,)[: len(here.view.schemas)]
+        codes = tuple(ascending(where.schema).tolist()) if several else (0,)[: len(here.view.schemas)]
         if codes not in self._plans:
             self._plans[codes] = plan_batch(codes, here.view, self._selection, here.segments)
         return self._plans[codes]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, Pieces, fresh, offsets_of
+from archive.arrays import Ints, Pieces, ascending, fresh, offsets_of
 from archive.base import FieldError, escape_path, show
 from archive.fields import (
     NODES,
@@ -271,7 +271,7 @@ def _alike(view: Shown, selection: Selection) -> list[tuple[Ints, list[int]]]:
     low, high = np.full(len(spans), len(view.schemas)), np.full(len(spans), -1)
     np.minimum.at(low, spans.episode, code)
     np.maximum.at(high, spans.episode, code)
-    out = [(every[(low == n) & (high == n)], [n]) for n in np.unique(low[low == high]).tolist()]
+    out = [(every[(low == n) & (high == n)], [n]) for n in ascending(low[low == high]).tolist()]
     mixed: dict[tuple[int, ...], list[int]] = {}
     for episode in every[low != high].tolist():
         own = code[spans.offsets[episode] : spans.offsets[episode + 1]]
@@ -341,7 +341,7 @@ def _late(
     kept = np.flatnonzero(has | (spans.hi > spans.lo))
     segment, lo, hi = moved(path, segments, segments.places(spans.rows[kept]), spans.lo[kept], spans.hi[kept])
     cuts = _cuts(spans.episode[kept], segment, lo, hi, spans.more[kept], segments)
-    sources = np.unique(segments.schema[segment[has[kept]]]).tolist()
+    sources = ascending(segments.schema[segment[has[kept]]]).tolist()
     return cuts, {code: segments.schemas[code].by_name[escape_path(path)] for code in sources}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from archive.arrays import Ints, Pieces, group_of, numbers, reuse_freed_memory
+from archive.arrays import Ints, Pieces, ascending, group_of, numbers, reuse_freed_memory
 from archive.base import FieldError, IntegrityError, jsontree, show
 from archive.fields import Array, FieldSpec, Path, Ragged, axis_of, dtypes, flatten, is_tensor, unflatten_all
 from archive.index import Snapshot
@@ -117,7 +117,7 @@ class Reader:
 
         Derived columns are left out: they belong to steps, wherever these are stored.
         """
-        segments = Segments(self.snapshot, np.unique(spans.rows))
+        segments = Segments(self.snapshot, ascending(spans.rows))
         return self._read([(spans, Selection())], _stored, segments=segments)[0]
 
     def plan(self, spans: Spans) -> ReadPlan:
@@ -138,7 +138,7 @@ class Reader:
 
     def segments(self, rows: Any) -> Segments:
         """Rows of the segments table, each once."""
-        return Segments(self.snapshot, np.unique(rows), self._late if self.snapshot.annotations.head.late else None)
+        return Segments(self.snapshot, ascending(rows), self._late if self.snapshot.annotations.head.late else None)
 
     @property
     def _late(self) -> LateFields:

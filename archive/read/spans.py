@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, Steps, group_of, sums
+from archive.arrays import Ints, Steps, ascending, group_of, sums
 from archive.arrays import spans as spans_of
 from archive.base import CorruptManifestError, cached_property, escape_path, show
 from archive.fields import Array, Bools, Cuts, Fetched, FieldSpec, Located, Path, ShardSchema, StepAxis, dtypes
@@ -146,7 +146,7 @@ def _borders(spans: Spans, place: Ints, segments: Segments) -> Ints:
     before = np.cumsum(spans.hi - spans.lo) - spans.hi
     mine = Steps(place, spans.lo, spans.hi)
     met = [mine.meet(cover.steps) for cover in segments.late.values()]
-    return np.unique(np.concatenate([before[one.left] + edge for one in met for edge in (one.lo, one.hi)]))
+    return ascending(np.concatenate([before[one.left] + edge for one in met for edge in (one.lo, one.hi)]))
 
 
 def _kind(path: Path, segments: Segments, place: Ints, spans: Spans) -> Ints:

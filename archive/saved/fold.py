@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from archive import tables
-from archive.arrays import Ints, Steps
+from archive.arrays import Ints, Steps, ascending
 from archive.base import CorruptStateError, cached_property, jsontree
 from archive.saved.columns import Values, alike, blank, compacted, fill, in_order
 from archive.saved.index import PartIndex
@@ -387,7 +387,7 @@ class SessionFold:
         rank, buffer = owner
         if self._before.own:
             return [rank] if rank in self._before.parts else []
-        met = np.unique(self._saved["owner"][held.placed.meet(self._saved.placed).right]).tolist()
+        met = ascending(self._saved["owner"][held.placed.meet(self._saved.placed).right]).tolist()
         names = list(self._owners)
         saved = {source for source, name in (names[number] for number in met) if name == buffer}
         return sorted(saved & self._before.parts.keys())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.arrays import Ints, Mask, Steps, arrow, numbers, places, row_codes, texts
+from archive.arrays import Ints, Mask, Steps, arrow, ascending, numbers, places, row_codes, texts
 from archive.base import CorruptManifestError, layout
 from archive.tables.declared import ADDRESS, EPISODE, FOLLOWING, LIVE_STREAM, STREAM, STRETCH, TABLES
 
@@ -275,7 +275,7 @@ def news(kind: str, theirs: pa.Table, ours: pa.Table) -> pa.Table:
     there = np.isin(now, before)
     at, last = np.arange(len(row)), np.full(len(row), -1)
     np.maximum.at(last, about[there], at[there])
-    return theirs.take(np.unique(row[at > last[about]]))
+    return theirs.take(ascending(row[at > last[about]]))
 
 
 def _entries(table: pa.Table) -> tuple[Ints, pa.Table]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from archive.arrays import Ints, Mask, run_tails, zeros
+from archive.arrays import Ints, Mask, ascending, run_tails, zeros
 from archive.base import CapacityError, ColumnError, FieldError, NotFoundError, UsageError, show
 from archive.fields import NODES, Array, Path, dtypes, nests
 from archive.torch.rings import RingSteps
@@ -145,7 +145,7 @@ def _check_contiguous(steps: RingSteps, next_positions: Mapping[int, int], num_e
     following = np.r_[start[1:], 0]
     following[row_ends] = [next_positions.get(e, -1) for e in env[row_ends].tolist()]
     holes = np.flatnonzero(start + steps.counts[full] != following)
-    if len(holes) or len(np.unique(env)) != int(row_ends.sum()):
+    if len(holes) or len(ascending(env)) != int(row_ends.sum()):
         where = (
             f"env row {env[holes[0]]} has a hole before position {following[holes[0]]}" if len(holes) else "no order"
         )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from archive.arrays import Ints, Steps, spans
+from archive.arrays import Ints, Steps, ascending, spans
 from archive.base import FieldError, UsageError, cached_property, show
 from archive.fields import Array, Path, dtypes, is_tensor, nests
 from archive.shard import SHARD_BYTES
@@ -163,7 +163,7 @@ class Ring:
                 f"row {e} of the ring: size {self.size[e]} with pos {self.pos[e]} and {self.max_length} slots; size is "
                 "at most either"
             )
-        if len(np.unique(self.env_ids)) < len(rows) or int(self.env_ids.min(initial=0)) < 0:
+        if len(ascending(self.env_ids)) < len(rows) or int(self.env_ids.min(initial=0)) < 0:
             raise UsageError("env_ids of a ring are distinct and not negative, one a row")
 
     @cached_property

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from archive.arrays import ascending
 from archive.base import UsageError
 
 _EPSILON = 1e-8  # so that a priority of 0 is drawn at times
@@ -172,7 +173,7 @@ class _Sums:
         nodes = self._size + places
         self._nodes[nodes] = values
         while self._size > 1 and nodes.size and nodes[0] > 1:
-            nodes = np.unique(nodes // 2)
+            nodes = ascending(nodes // 2)
             self._nodes[nodes] = self._nodes[2 * nodes] + self._nodes[2 * nodes + 1]
 
     def find(self, at: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from archive import tables
-from archive.arrays import Ints, Steps, offsets_of, run_starts, spans
+from archive.arrays import Ints, Steps, ascending, offsets_of, run_starts, spans
 from archive.base import cached_property
 from archive.fields import NODES, Array, Extent, Layout, Ragged, ShardSchema, axis_of, dtypes
 
@@ -146,7 +146,7 @@ def assemble(blocks: Sequence[Block], reward: str | None) -> Slab:
     }
     returns = _returns(schema, arrays, reward, start, segments.length)
     # episodes that were added whole are no env rows of a slab of time: they are evicted whole
-    env_rows = 1 if blocks[0].whole else max(1, len(np.unique(segments.stream[segments.length > 0])))
+    env_rows = 1 if blocks[0].whole else max(1, len(ascending(segments.stream[segments.length > 0])))
     return Slab(schema, arrays, segments, columns, returns, env_rows)
 
 

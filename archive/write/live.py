@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive import tables
-from archive.arrays import Ints, Steps
+from archive.arrays import Ints, Steps, ascending
 from archive.base import ColumnError, Count, UsageError, cached_property, check_text, escape, jsontree
 from archive.fields import dtypes, nests, trees
 from archive.log import ForkedFrom, Origin
@@ -111,7 +111,7 @@ class Cut:
 
     @property
     def episodes(self) -> int:
-        return len(np.unique(self.runs["episode"]))
+        return len(ascending(self.runs["episode"]))
 
 
 class LiveSet:
@@ -401,7 +401,7 @@ def attribute(name: str, values: Mapping[str, Any], runs: Steps, records: Episod
     numbers = [-1 if (number := records.number_of(key)) is None else number for key in values]
     for key, is_live in zip(values, np.isin(numbers, runs["episode"]).tolist(), strict=True):
         if not is_live:
-            count = len(np.unique(runs["episode"]))
+            count = len(ascending(runs["episode"]))
             raise ColumnError(
                 f"attribute {name!r} has a value for {key!r}, which is not among the {count} live episodes"
             )

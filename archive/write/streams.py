@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, Mask, Steps, group_of, offsets_of, run_starts
+from archive.arrays import Ints, Mask, Steps, ascending, group_of, offsets_of, run_starts
 from archive.base import UsageError
 from archive.write.changes import kept
 from archive.write.episodes import NONE, End, EpisodeRecords, Ids, Lot, end_of
@@ -32,7 +32,7 @@ class AppendedRows(NamedTuple):
     @property
     def envs(self) -> Ints:
         """The env rows, each once."""
-        return self.env_ids.stream if isinstance(self.env_ids, Steps) else np.unique(self.env_ids)
+        return self.env_ids.stream if isinstance(self.env_ids, Steps) else ascending(self.env_ids)
 
     def sorted(self, order: Ints) -> AppendedRows:
         """The columns of the rows in this order, but for their env rows."""

@@ -38,7 +38,7 @@ from archive.adapters.alf.tensors import (
     path_by_key,
     tensors_of,
 )
-from archive.arrays import Ints
+from archive.arrays import Ints, ascending
 from archive.base import FieldError, UsageError, cached_property, logger
 from archive.fields import Path, flatten
 from archive.torch import ring
@@ -314,7 +314,7 @@ class _Restoring:
         for reason, lost in self.part.plan.dropped_of(self.part.name).items():
             note = f"on all ranks together, {lost['episodes']} episodes lost {lost['steps']} steps ({reason})"
             self._note(logging.INFO, note)
-        dropped = {"dropped_episodes": len(np.unique(gone.stream)), "dropped_steps": int(gone.length.sum())}
+        dropped = {"dropped_episodes": len(ascending(gone.stream)), "dropped_steps": int(gone.length.sum())}
         return Report(filled["episodes"], steps, self.counts | dropped | {"empty_rows": len(empty)}, tuple(self.notes))
 
     def _note(self, level: int, note: str) -> None:

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from archive.adapters import Item, share_buffer
+from archive.arrays import ascending
 from archive.base import IntegrityError, StateError, UsageError, jsontree
 from archive.fields import Path, Schema, dtypes, flatten, trees, unflatten
 
@@ -341,7 +342,7 @@ def trajectories_of(share: Any, name: str, states: Mapping[int, Any] | None = No
         state = states.get(share.rank)
     given = part.attributes.get(NUMBER, {})
     numbers: list[Any] = [given.get(ep.id, _checked(ep).get(NUMBER)) for ep in part.episodes]
-    one_source = len(np.unique(part.layout.source_rank)) <= 1
+    one_source = len(ascending(part.layout.source_rank)) <= 1
     if not one_source or None in numbers or len(set(numbers)) < len(numbers):
         numbers = list(range(len(numbers)))
     found = dict(state or {})

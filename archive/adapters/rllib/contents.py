@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, group_of
+from archive.arrays import Ints, ascending, group_of
 from archive.base import CapacityError, CorruptStateError, UsageError
 from archive.fields import Array
 
@@ -94,7 +94,7 @@ def _columns(agent: Any, listed: list[Any], tree: Any, starts: Ints, evicted: in
     known = (episode >= 0) & (episode < len(length)) & (step >= 0)
     known[known] = step[known] < length[episode[known]]
     at = starts[np.where(known, episode, 0)] + step
-    if not known.all() or len(np.unique(at)) < len(at):
+    if not known.all() or len(ascending(at)) < len(at):
         raise UsageError(
             f"the buffer's indices name {'steps' if agent is None else f'steps of agent {agent!r}'} twice, or such as "
             "its episodes do not have: it cannot be saved as it is; clear it, or restore it"

@@ -11,7 +11,7 @@ import numpy as np
 
 from archive.adapters.torchrl.lists import Cells
 from archive.adapters.torchrl.tracker import END, NONE, SPLIT, Keys
-from archive.arrays import Ints, run_tails
+from archive.arrays import Ints, ascending, run_tails
 from archive.base import UsageError, cached_property
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Placement:
     def _in_time(self) -> Ints:
         """Steps source by source, column by column, oldest first."""
         count, source = len(self.unit), self.layout.source_rank[self.unit]
-        ranks = np.unique(source).tolist()
+        ranks = ascending(source).tolist()
         if "slot" not in self.values or any(rank not in self.by_rank for rank in ranks):
             return np.arange(count)
         slot, column, age = self.values["slot"].astype(np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)

@@ -15,7 +15,7 @@ from archive.adapters.torchrl.lists import Cells, cells_of
 from archive.adapters.torchrl.parts import Parts, module
 from archive.adapters.torchrl.placement import NO_STEPS, Placement
 from archive.adapters.torchrl.tracker import NONE, Tracker, forget_all, restored
-from archive.arrays import Ints, run_starts, spans
+from archive.arrays import Ints, ascending, run_starts, spans
 from archive.fields import Path, leaves, nests, unflatten
 from archive.read import Gather
 
@@ -158,7 +158,7 @@ def _tracker(cells: Cells, placed: Placement) -> Tracker:
     if cells.listed:
         tracker.signatures[where] = cells.signatures(where)
     if placed.unfinished == "close":
-        tracker.to_close = np.unique(env[layout.open]).tolist()
+        tracker.to_close = ascending(env[layout.open]).tolist()
     return tracker
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from archive.adapters import Digests, Tracked, declare
 from archive.adapters.torchrl.lists import Cells, ListCells, cells_of
 from archive.adapters.torchrl.parts import Parts, module
-from archive.arrays import Ints, Steps, run_heads, run_starts, spans
+from archive.arrays import Ints, Steps, ascending, run_heads, run_starts, spans
 from archive.base import FieldError, UsageError, cached_property, show
 from archive.fields import Array, Path
 from archive.torch import ring
@@ -204,9 +204,9 @@ class Tracker:
         self._explained += len(valid) if self._listed else int(len(valid) > 0)
         if len(valid):
             run = (np.diff(valid) == 1).all()
-            self._marks.append(slice(int(valid[0]), int(valid[-1]) + 1) if run else np.unique(valid))
+            self._marks.append(slice(int(valid[0]), int(valid[-1]) + 1) if run else ascending(valid))
         if len(self._marks) > _MANY_MARKS:
-            self._marks = [np.unique(np.r_[tuple(self._marks)])]
+            self._marks = [ascending(np.r_[tuple(self._marks)])]
 
     def changed(self, cells: Cells, *, verify: bool) -> tuple[Mask, Digests]:
         """Rows in use that may differ from what was saved, and the digests of all rows."""
@@ -271,7 +271,7 @@ def evict_unknown(inner: Buffer, tracker: Tracker) -> None:
     kept = tracker.position != NONE
     known = Steps(tracker.env[kept], tracker.position[kept], tracker.position[kept] + 1)
     gone = runs.pick(runs.length > 0).minus(known)
-    for row in np.unique(gone.stream).tolist():
+    for row in ascending(gone.stream).tolist():
         mine = gone.pick(gone.stream == row)
         inner.evict(row, positions=spans(mine.lo, mine.length))
 

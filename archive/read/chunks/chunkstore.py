@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from archive.arrays import Ints
+from archive.arrays import Ints, ascending
 from archive.base import CorruptManifestError
 from archive.fields import Array
 from archive.read.chunks.diskcache import DiskCache
@@ -121,7 +121,7 @@ class ChunkStore:
         keys: set[Key] = set()
         for pool, want in zip(self._known(wants), wants, strict=True):
             with self._changed:
-                found = np.unique(pool.locate(want.shard, want.rows)[0])
+                found = ascending(pool.locate(want.shard, want.rows)[0])
                 keys.update((pool, chunk) for chunk in found[~pool.present[found]].tolist())
         self._fetch({key: [] for key in keys}, counts, wanted)
         with self._changed:
@@ -204,10 +204,10 @@ class ChunkStore:
         unsure = [(pool, want.shard) for pool, want in zip(pools, wants, strict=True) if not pool.complete]
         new = [found for pool, shards in unsure if len(found := shards[~pool.knows(shards)])]
         if new:
-            self._shards.load_indexes(self._segments, np.unique(np.concatenate(new)).tolist())
+            self._shards.load_indexes(self._segments, ascending(np.concatenate(new)).tolist())
             with self._changed:
                 for pool, shards in unsure:
-                    for shard in np.unique(shards[~pool.knows(shards)]).tolist():
+                    for shard in ascending(shards[~pool.knows(shards)]).tolist():
                         array = self._shards.index(self._segments.shards[shard]).array(pool.array)
                         pool.add_shard(shard, array.rows, len(array.offset))
         return pools

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from archive import tables
-from archive.arrays import Ints, Steps, arrow, group_of, numbers, spans
+from archive.arrays import Ints, Steps, arrow, ascending, group_of, numbers, spans
 from archive.base import cached_property, unescape_path
 from archive.fields import Extent, Path, ShardSchema, schema
 from archive.index import Snapshot
@@ -99,7 +99,7 @@ class Segments:
         """Add segments for derived columns of steps of these."""
         found = {path: _of_rows(where.stream, self.rows) for path, where in added.where.items()}
         givers = [added.where[path]["late"][index] for path, (index, _) in found.items()]
-        used = np.unique(np.concatenate([_NONE, *givers]))
+        used = ascending(np.concatenate([_NONE, *givers]))
         if not len(used):
             return
         own = len(self.rows)
