@@ -14,7 +14,8 @@ from archive.log import KeepRule
 from archive.store import Storage
 
 _COMMIT = re.compile(r"commits/[0-9]{6}/([0-9]{9,})\.json")
-DIRECTIONS = ("max", "min")
+_BEST = {"max": (1, "greatest"), "min": (-1, "least")}  # the sign with which the best is the greatest, and a word
+DIRECTIONS = tuple(_BEST)
 
 
 class Candidate(NamedTuple):
@@ -98,11 +99,10 @@ class Keep:
             return
         best: Any = (*self.best, 1)
         metric, direction, count = best[:3]
-        sign = 1 if direction == "max" else -1
+        sign, word = _BEST[direction]
         scored = [
             (sign * c.metrics[metric], c.commit) for c in ordered if not math.isnan(c.metrics.get(metric, math.nan))
         ]
-        word = "greatest" if direction == "max" else "least"
         for _, commit in sorted(scored, reverse=True)[:count]:
             yield commit, f"{word} {metric}" if count == 1 else f"one of the {count} of {word} {metric}"
 

@@ -324,7 +324,7 @@ class _TailReader:
         if why is not None:
             self._ended = DAMAGED, why
             return why
-        tick, delta = found[-1]
+        [(tick, delta)] = found
         if delta is None:
             self._ended = ENDED, f"session {tick.index.ended_by!r} took the place of this one"
             return None

@@ -203,7 +203,7 @@ class Attempt:
     def _with_joined(self, files: tuple[FileRef, ...]) -> tuple[FileRef, ...]:
         """The list with joined files in place of their sources, where these are still in it."""
         for parts, whole in self._joined.items():
-            for start in range(len(files) - len(parts) + 1):
+            for start in range(len(files)):
                 if _paths(files[start : start + len(parts)]) == parts:
                     files = (*files[:start], whole, *files[start + len(parts) :])
                     break

@@ -93,11 +93,12 @@ def parsed(
     parts = []
     for ref, data in zip(refs, found, strict=True):
         where = storage.full_url(ref.path)
-        parts.append(tables.loads(data, kind, where=where, columns=columns))
-        if parts[-1].num_rows != ref.rows:
+        table = tables.loads(data, kind, where=where, columns=columns)
+        if table.num_rows != ref.rows:
             raise CorruptManifestError(
-                f"{where} has {parts[-1].num_rows} rows, the commit says {ref.rows}; run `archive verify`"
+                f"{where} has {table.num_rows} rows, the commit says {ref.rows}; run `archive verify`"
             )
+        parts.append(table)
     return tables.concat(kind, parts)
 
 

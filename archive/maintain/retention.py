@@ -3,6 +3,7 @@ any policy."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -128,17 +129,17 @@ def _check_wants(rows: list[Row], asked: ForgetRequest, reasons: Reasons) -> Non
 
 def _newest(rows: list[Row], head: Commit) -> Iterator[tuple[int, str]]:
     """The newest whole checkpoint of each run, the newest with its buffers, and newer partial ones."""
-    newest: dict[str, int] = {}
+    newest = Counter[str]()
     for run, entry in head.runs.items():
         for name, mark in entry.marks.items():
             words = "newest whole of its run" if name == "latest" else "newest of its run with buffers"
             named = (run, mark.session, mark.name)  # a compaction publishes it again, under a number that has no row
             for row in rows:
                 if row["whole"] and (row["run"], row["session"], row["name"]) == named:
-                    newest[run] = max(row["commit"], newest.get(run, 0))
+                    newest[run] = max(row["commit"], newest[run])
                     yield row["commit"], words
     for row in rows:
-        if not row["whole"] and row["commit"] > newest.get(row["run"], 0):
+        if not row["whole"] and row["commit"] > newest[row["run"]]:
             yield row["commit"], "newer than the newest whole of its run"
 
 
@@ -176,6 +177,6 @@ def _tagged(storage: Storage, rows: list[Row], head: Commit) -> Iterator[tuple[i
     """The checkpoints that tags name: one, or all that there were as of a commit."""
     for tag in Tags(storage, head).values():
         for row in rows:
-            named = row["commit"] == tag.commit or (row["run"], row["name"]) == (tag.run, tag.checkpoint)
-            if named if tag.checkpoint is not None else row["commit"] <= tag.commit:
+            is_named = (row["run"], row["name"]) == (tag.run, tag.checkpoint)
+            if is_named if tag.checkpoint is not None else row["commit"] <= tag.commit:
                 yield row["commit"], f"tag {tag.name!r}"

@@ -378,7 +378,8 @@ def test_bad_options(options: dict[str, Any], says: str) -> None:
 def test_an_environment_that_names_no_node_is_refused(monkeypatch: pytest.MonkeyPatch, number: str, count: str) -> None:
     monkeypatch.setenv("GROUP_RANK", number)
     monkeypatch.setenv("GROUP_WORLD_SIZE", count)
-    with pytest.raises(archive.UsageError, match="name no node of a world of 2 ranks"):
+    says = f"GROUP_RANK='{number}' and GROUP_WORLD_SIZE='{count}' name no node of a world of 2 ranks"
+    with pytest.raises(archive.UsageError, match=says):
         fresh().writer(0, 2, session="s", journal_s=2.0, journal="node")
 
 
@@ -405,6 +406,12 @@ def test_without_a_word_about_nodes_each_rank_makes_its_own(
     w.sync()
     assert lines(arc) == {"rank-00000": 1}
     die(w)
+
+
+def test_a_rank_that_is_alone_is_the_first_of_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GROUP_RANK", "SLURM_NODEID"):
+        monkeypatch.delenv(name, raising=False)
+    assert node.node_of("node", 2.0, Place(0, 1, "main", "s")) == node.Node(0, 1, 0)
 
 
 def test_slurm_says_which_node_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

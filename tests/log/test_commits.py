@@ -344,6 +344,19 @@ def test_a_refresh_after_many_commits_reads_the_newest_alone() -> None:
     assert len(arc.refresh().episodes) == 60
 
 
+@pytest.mark.parametrize(("others", "lists"), [(1, 0), (8, 0), (9, 1), (40, 1)])
+def test_a_few_commits_are_read_one_by_one_and_of_many_the_newest(tmp_path: Path, others: int, lists: int) -> None:
+    arc = archive.create(tmp_path)
+    log = CommitLog(arc.storage, arc.id, arc.head)
+    for number in range(others):
+        log.commit(str(number), by_hand("x"))
+    reader = archive.open(tmp_path, commit=None)
+    before = reader.io_stats()
+    assert commits.newest_after(reader.storage, arc.head).number == arc.head.number + others
+    done = reader.io_stats() - before
+    assert (done.list, done.get <= 12) == (lists, True)
+
+
 def test_a_refresh_does_not_go_over_to_another_archive(tmp_path: Path) -> None:
     for name, commits_made in (("a", 1), ("b", 30)):
         write_some(tmp_path / name, episodes=commits_made, commits=commits_made)

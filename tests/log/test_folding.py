@@ -110,6 +110,33 @@ def test_commits_of_all_sizes_leave_few_segments_files(kind: str) -> None:
     assert written / sum(sizes) <= 10
 
 
+@pytest.mark.parametrize(
+    ("rows", "new", "expected"),
+    [
+        ([100], 400, (0, 0)),  # one file is not written again for itself alone
+        ([100, 100], 100, (0, 2)),
+        ([100, 100], 99, (0, 0)),
+        ([100, 99], 400, (0, 0)),  # rows of the larger one would be rewritten too often
+        ([90, 30, 50, 50], 60, (2, 4)),
+        ([50, 50, 100, 100], 200, (0, 4)),
+    ],
+)
+def test_which_neighbours_are_joined(rows: list[int], new: int, expected: tuple[int, int]) -> None:
+    assert tablefiles.files_to_join(rows, [1] * len(rows), new) == expected
+
+
+def test_of_neighbours_with_as_many_rows_the_newest_are_joined() -> None:
+    big = tablefiles.MAX_FOLDED_BYTES + 1
+    assert tablefiles.files_to_join([100] * 5, [1, 1, big, 1, 1], 400) == (3, 5)
+
+
+def test_new_segments_go_into_the_newest_file_while_that_has_few_rows() -> None:
+    assert tablefiles.is_recent([255], [1], 1)
+    assert not tablefiles.is_recent([256], [1], 1)
+    assert tablefiles.is_recent([2100], [1], 300)
+    assert not tablefiles.is_recent([2101], [1], 300)
+
+
 def test_large_segments_files_stay() -> None:
     big = tablefiles.MAX_FOLDED_BYTES + 1
     assert not tablefiles.is_recent([10], [big], 1)

@@ -80,6 +80,22 @@ def test_opening_and_writer_take_as_much_with_ten_thousand_runs_as_with_a_hundre
     assert reopened(large).head.runs[named(30)].journal == dict.fromkeys(range(1_024), 1 << 30)
 
 
+@pytest.mark.parametrize(("count", "kept"), [(48, 48), (49, 32)])
+def test_a_commit_has_few_runs_itself(count: int, kept: int) -> None:
+    arc = with_runs(count)
+    assert len(arc.head.own_runs) == kept
+    assert len(reopened(arc).head.runs) == count
+
+
+def test_files_of_runs_hold_half_of_what_they_may_in_order() -> None:
+    rows = [(f"run-{at:03d}", "x" * (1_000 + at)) for at in range(100)]
+    pieces = runs._pieces(rows)
+    assert [row for piece in pieces for row in piece] == rows
+    sizes = [sum(len(text) for _, text in piece) for piece in pieces]
+    assert max(sizes) <= runs.FILE_BYTES // 2 < min(sizes[:-1]) + 1_100
+    assert runs._pieces(rows[:30]) == [rows[:30]]
+
+
 @pytest.mark.parametrize("count", few_of([120, 10_000], 1))
 def test_runs_that_are_begun_one_after_the_other_take_as_much_each(count: int) -> None:
     arc = fresh()

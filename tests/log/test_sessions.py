@@ -12,7 +12,15 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import archive
-from archive.base.errors import ConflictError, NotExclusiveError, SessionInUseError, SupersededError, UsageError
+from archive.base.errors import (
+    ConflictError,
+    CorruptStateError,
+    NotExclusiveError,
+    SessionInUseError,
+    SupersededError,
+    UsageError,
+)
+from archive.log import sessions
 from archive.testing import steps
 from tests.support.backends import Backend, make_backend
 from tests.support.tampering import body, commit_files, same
@@ -180,6 +188,48 @@ def test_session_names_come_from_the_launcher(tmp_path: Path, monkeypatch: pytes
         assert w.session == "job-3"
     with pytest.raises(UsageError, match="rank 4 is not one of a world of 4"):
         arc.writer(rank=4)
+
+
+class Group:
+    """A process group, as its third rank sees it."""
+
+    def get_rank(self) -> int:
+        return 2
+
+    def get_world_size(self) -> int:
+        return 4
+
+    def all_gather_object(self, out: list[str], own: str) -> None:
+        out[:] = ["first", "second", own, "fourth"]
+
+
+def test_a_process_group_says_what_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "process_group", Group)
+    assert sessions.place(None, None, "main", None) == sessions.Place(2, 4, "main", "first")
+    assert sessions.place(None, 8, "main", "s") == sessions.Place(2, 8, "main", "s")
+    assert sessions.place(1, None, "main", "s") == sessions.Place(1, 4, "main", "s")
+    assert sessions.place(0, 1, "main", "s") == sessions.Place(0, 1, "main", "s")
+
+
+@pytest.mark.parametrize("run", ["a", "z"])
+def test_a_session_is_of_one_run(tmp_path: Path, run: str) -> None:
+    arc = archive.create(tmp_path)
+    arc.writer(run="main", session="s").close()
+    with pytest.raises(SessionInUseError, match=f"is one of run 'main', not of '{run}'"):
+        arc.writer(run=run, session="s", rank=1, world_size=2)
+
+
+def test_a_claim_lies_where_it_belongs(tmp_path: Path) -> None:
+    arc = archive.create(tmp_path)
+    keys = [f"sessions/{name}/rank-00000.json" for name in ("a", "b")]
+    for name, key in zip(("a", "b"), keys, strict=True):
+        arc.writer(session=name).close()
+        assert sessions.read_claim(arc.storage, key).session == name
+    first, second = ((tmp_path / key).read_bytes() for key in keys)
+    for key, other in zip(keys, (second, first), strict=True):
+        (tmp_path / key).write_bytes(other)
+        with pytest.raises(CorruptStateError, match="does not belong there"):
+            sessions.read_claim(arc.storage, key)
 
 
 class PlainFileSystem(MemoryFileSystem):  # type: ignore[misc]

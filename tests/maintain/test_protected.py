@@ -265,6 +265,7 @@ def test_what_another_archive_refers_to() -> None:
 def test_a_partial_one_that_is_newer_than_all_whole_ones() -> None:
     arc = fresh()
     writers = [arc.writer(rank=r, world_size=2, session="s") for r in (0, 1)]
+    writers[0].checkpoint(0, name="older", partial=True).result()
     for step in range(2):
         for rank, w in enumerate(writers):
             w.append(steps(range(step * 20 + rank * 10, step * 20 + rank * 10 + 5)), env_ids=rank)

@@ -16,7 +16,8 @@ import resharding
 from archive import Keep, tables
 from archive.errors import UsageError
 from archive.log import commits, tablefiles
-from archive.maintain import PrunePlan, prune
+from archive.maintain import PrunePlan, plans, prune
+from archive.maintain.plans import ObjectFate
 from archive.testing import assert_whole, small_archive
 from tests.support.archives import by_hand
 from tests.support.backends import Backend
@@ -319,6 +320,24 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="per_second=0"):
         arc.prune(dry_run=False, per_second=0, **NOW)
     assert arc.refresh().head.number == head
+
+
+def test_of_the_groups_of_a_plan_those_that_go_come_first_and_of_these_the_largest() -> None:
+    fates = [
+        ObjectFate("shards/a", 900, "named by the newest commit"),
+        ObjectFate("states/b", 10, "forgotten", "forgotten"),
+        ObjectFate("shards/c", 30, "forgotten", "forgotten"),
+        ObjectFate("shards/d", 50, "forgotten", "forgotten"),
+        ObjectFate("manifest/e", 80, "left behind", "left behind"),
+        ObjectFate("manifest/f", 80, "forgotten", "forgotten"),
+    ]
+    assert [(one.kind, one.goes, one.why, one.objects, one.bytes) for one in plans.grouped(fates)] == [
+        ("manifest", True, "forgotten", 1, 80),
+        ("manifest", True, "left behind", 1, 80),
+        ("shards", True, "forgotten", 2, 80),
+        ("states", True, "forgotten", 1, 10),
+        ("shards", False, "named by the newest commit", 1, 900),
+    ]
 
 
 def test_a_plan_is_carried_out_once_and_says_what_it_did(tmp_path: Path) -> None:
