@@ -18,7 +18,7 @@ from tests.support.places import ROOT
 
 FIGURES = {
     "modules": 326,
-    "lines of the engine": 52_191,
+    "lines of the engine": 52_192,
     "modules that serve one sibling": 28,
     "modules named ...ing": 12,
     "records and protocols of the engine": 242,

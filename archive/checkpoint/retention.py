@@ -15,7 +15,6 @@ from archive.store import Storage
 
 _COMMIT = re.compile(r"commits/[0-9]{6}/([0-9]{9,})\.json")
 _BEST = {"max": (1, "greatest"), "min": (-1, "least")}  # the sign with which the best is the greatest, and a word
-DIRECTIONS = tuple(_BEST)
 
 
 class Candidate(NamedTuple):
@@ -158,19 +157,19 @@ def _best_of(text: str) -> Any:
     """METRIC[:min|max][:N] in the form of `Keep(best=)`: "loss:min:3", "return:3". The metric may have colons, too."""
     parts = text.split(":")
     ending: list[str | int] = []
-    while len(parts) > 1 and (parts[-1].isdigit() or parts[-1] in DIRECTIONS) and len(ending) < 2:
+    while len(parts) > 1 and (parts[-1].isdigit() or parts[-1] in _BEST) and len(ending) < 2:
         last = parts.pop()
         ending.insert(0, int(last) if last.isdigit() else last)
-    return (":".join(parts), *(ending or [DIRECTIONS[0]]))
+    return (":".join(parts), *(ending or ["max"]))
 
 
 def _checked_best(given: Any) -> Any:
     """(metric, direction), or (metric, direction, number) if the number is more than one."""
     parts = tuple(given) if isinstance(given, (tuple, list)) else ()
     if len(parts) == 2 and _is_count(parts[1]):
-        parts = (parts[0], DIRECTIONS[0], parts[1])
+        parts = (parts[0], "max", parts[1])
     metric, direction, count = (*parts, 1)[:3] if len(parts) in (2, 3) else (None, None, None)
-    if not isinstance(metric, str) or direction not in DIRECTIONS or not _is_count(count):
+    if not isinstance(metric, str) or direction not in tuple(_BEST) or not _is_count(count):
         raise UsageError(
             f"keep.best={given!r}: give (metric, 'max'), (metric, 'min'), (metric, 3) for the greatest three, or "
             "(metric, 'min', 3)"
