@@ -262,6 +262,20 @@ def test_a_resume_from_what_is_older_says_what_it_leaves(caplog: pytest.LogCaptu
         assert "journaled beyond" not in caplog.text
 
 
+def test_going_back_on_purpose_leaves_nothing_behind_that_is_not_known(caplog: pytest.LogCaptureFixture) -> None:
+    arc = fresh()
+    w = arc.writer(journal_s=NEVER_S)
+    for step in (1, 2):
+        w.add_episode(episode(2), episode_id=f"e{step}")
+        w.checkpoint(step, wait=True)
+    w.add_episode(episode(2), episode_id="later")
+    w.commit()
+    die(w)
+    with arc.refresh().writer(resume=arc.checkpoints["step-1"]) as again:
+        assert again.live["episode_id"].to_pylist() == ["e1"]
+    assert "newer than the one" not in caplog.text
+
+
 def test_many_recover_at_once() -> None:
     arc = crashed()
     opened = [archive.open(arc.url) for _ in range(6)]

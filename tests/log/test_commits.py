@@ -344,6 +344,36 @@ def test_a_refresh_after_many_commits_reads_the_newest_alone() -> None:
     assert len(arc.refresh().episodes) == 60
 
 
+def lists_of(storage: Storage, work: Callable[[], Any]) -> tuple[Any, int]:
+    """What this gives, and how many LISTs it takes."""
+    before = storage.stats.snapshot()
+    return work(), (storage.stats - before).list
+
+
+def test_the_newest_commit_is_found_by_one_list_or_three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "COMMITS_PER_FOLDER", 4)
+    arc = archive.create(tmp_path)
+    log = CommitLog(arc.storage, arc.id, arc.head)
+    for number, most in enumerate([1, 1, 3, 3, 3, 3, 3], 1):
+        log.commit(str(number), by_hand("x"))
+        head, lists = lists_of(arc.storage, lambda: commits.newest(arc.storage))
+        assert (head.number, lists) == (number, most)
+
+
+def test_one_list_finds_what_is_newer_and_one_more_where_a_folder_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "COMMITS_PER_FOLDER", 4)
+    arc = archive.create(tmp_path)
+    log = CommitLog(arc.storage, arc.id, arc.head)
+    found = []
+    for number in range(1, 8):
+        log.commit(str(number), by_hand("x"))
+        found.append([lists_of(arc.storage, lambda k=known: commits.newest_number(arc.storage, k)) for known in (0, 3)])
+    assert found[:2] == [[(1, 1), (3, 1)], [(2, 1), (3, 1)]]
+    assert found[2:] == [[(3, 2), (3, 1)], *([(n, 2), (n, 1)] for n in (4, 5, 6)), [(7, 3), (7, 2)]]
+
+
 @pytest.mark.parametrize(("others", "lists"), [(1, 0), (8, 0), (9, 1), (40, 1)])
 def test_a_few_commits_are_read_one_by_one_and_of_many_the_newest(tmp_path: Path, others: int, lists: int) -> None:
     arc = archive.create(tmp_path)

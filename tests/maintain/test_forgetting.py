@@ -16,6 +16,7 @@ import resharding
 from archive import Keep
 from archive.errors import ConflictError, ExpiredError, NotFoundError, UsageError
 from archive.maintain import survivors, verify
+from archive.maintain.retention import ForgetRequest
 from tests.support.archives import fresh, reopened
 from tests.support.checkpoints import serials, steps
 from tests.support.compactions import Job, of_checkpoint
@@ -106,7 +107,7 @@ def test_a_long_plan_names_all_that_stays_and_sums_up_what_goes() -> None:
     [
         ({}, "needs keep=, episodes="), ({"keep": Keep()}, "retains nothing"), ({"keep": 5}, "keep=5"),
         ({"episodes": "all"}, "unreferenced"), ({"keep": Keep(best=("typo", "max"))}, "retains none of the 3"),
-        ({"keep": Keep(every=50)}, "retains none"), ({"ids": []}, "ids"), ({"ids": [3]}, "ids"),
+        ({"keep": Keep(every=50)}, "retains none .* add last=1"), ({"ids": []}, "ids"), ({"ids": [3]}, "ids"),
         ({"where": "return >"}, "condition"), ({"where": "colour = 3"}, "colour"),
         ({"where": "return < 0", "redact": True}, "give their ids"), ({"redact": True}, "give their ids"),
     ],
@@ -120,6 +121,12 @@ def test_what_makes_no_sense_is_refused(asked: dict[str, Any], says: str) -> Non
     with pytest.raises(NotFoundError, match="no episode 'nobody'"):
         arc.forget(ids=["nobody"])
     assert arc.refresh().head.number == head
+
+
+def test_a_request_says_what_was_given() -> None:
+    every = ForgetRequest(Keep(last=2), "unreferenced", "return > 1", ("a", "b"), "main", redact=True)
+    told = "keep=Keep(last=2), episodes=unreferenced, where=return > 1, run=main, 2 ids, redact"
+    assert (str(every), str(ForgetRequest(episodes="superseded"))) == (told, "episodes=superseded")
 
 
 def test_nothing_to_forget_makes_no_commit() -> None:

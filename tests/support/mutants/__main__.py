@@ -18,7 +18,6 @@ import argparse
 import json
 import shutil
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -112,7 +111,6 @@ def main() -> int:
     parser.add_argument("--folder", default="build/mutants")
     given = parser.parse_args()
     sys.path.append(str(ROOT / COSMIC_RAY))  # last: it brings packages along that are there already
-    warnings.simplefilter("ignore", SyntaxWarning)  # a fault may compare with a literal by `is`
     files = Path(given.folder).resolve() / "files"
     shutil.rmtree(files, ignore_errors=True)
     how = ["-q", "--timeout", "0", "--basetemp", str(files), "--rootdir", str(ROOT)]

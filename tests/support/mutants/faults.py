@@ -5,8 +5,10 @@ Constants, default values and decorators stay as they are.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import types
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -117,7 +119,19 @@ def _lines(code: types.CodeType) -> Iterator[int]:
 
 
 def compiled(source: str, file: str) -> types.CodeType:
-    return compile(source, str(Path(ROOT, file)), "exec", dont_inherit=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # a fault may compare with a literal by `is`
+        return compile(_bare(ast.parse(source)), str(Path(ROOT, file)), "exec", dont_inherit=True)
+
+
+def _bare(module: ast.Module) -> ast.Module:
+    """A module without annotations, which nothing reads, though those of inner functions are in the code."""
+    for one in ast.walk(module):
+        if isinstance(one, ast.FunctionDef):
+            one.returns = None
+        elif isinstance(one, ast.arg):
+            one.annotation = None
+    return module
 
 
 def functions_of(module: types.CodeType) -> dict[str, types.CodeType]:
