@@ -78,7 +78,7 @@ from archive.base.records import (
 )
 from archive.base.values import ByteRange, cached_property, frozen
 from archive.base.version import __version__, git_revision
-from archive.base.waits import MOST_S, Line, Wait, level_of, process_group, ranks, seconds_of, written
+from archive.base.waits import MOST_S, Line, Recurrence, Wait, level_of, process_group, ranks, seconds_of, written
 
 __all__ = [
     "COUNT",
@@ -125,6 +125,7 @@ __all__ = [
     "Positive",
     "RanksMissingError",
     "Record",
+    "Recurrence",
     "SessionInUseError",
     "ShortReadError",
     "StateError",

@@ -21,6 +21,7 @@ ARCHIVE_KEY = "archive.json"
 VERSION = 2  # of archives: the first that is promised
 PART_VERSION = 1  # of shards and of staged parts
 JOBS = "jobs"  # the folder of jobs
+REQUESTS = "requests"  # that of requests for checkpoints
 MAX_NDIM = 8  # axes of an array of a shard
 JOURNAL, RUN_FILES, NODES = "journal", "run files", "node journals"
 SCATTERED, ENDS = "scattered columns", "ended journals"  # of single objects of a journal
@@ -214,7 +215,7 @@ def batch_key(job: str, number: int) -> str:
 
 def request_key(name: str) -> str:
     """A request for a checkpoint."""
-    return f"requests/{name}.json"
+    return f"{REQUESTS}/{name}.json"
 
 
 def agreement_folder(session: str, number: int) -> str:

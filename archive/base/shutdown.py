@@ -15,6 +15,7 @@ from archive.base.forking import in_child
 WITHIN_S = 30.0
 FORGOTTEN_AFTER = 4.0  # times that long
 AGREE_PART, EARLIER_PART, LAST_PART = 0.2, 0.4, 0.7  # of the time, from its beginning on
+ANOTHER_TOLD = LAST_PART - 1.0  # gone where another process was told: the last part ends with the whole of its time
 
 
 class Shutdown:
@@ -25,7 +26,8 @@ class Shutdown:
         self.began = -math.inf  # by the monotonic clock; not announced yet
 
     def begin(self, gone: float = 0.0) -> None:
-        """The process was told to end; the first time counts. gone: the part of its time that is over already."""
+        """The process was told to end; the first time counts. gone: the part of its time that is over already; less
+        than 0 if it begins only later."""
         began = time.monotonic() - gone * self.within_s
         self.began = min(self.began, began) if self.announced else began
 

@@ -60,6 +60,25 @@ class Wait:
         self._poll_s = min(2 * self._poll_s, self._most_poll_s)
 
 
+class Recurrence:
+    """A thing that is done now and then, by whichever thread comes to it first; it was done when this began."""
+
+    def __init__(self, *, begun: bool = True) -> None:
+        """begun: False where it was never done so far."""
+        self._last = time.monotonic() if begun else -math.inf
+
+    def within(self, seconds: float) -> bool:
+        """True if it was done within these seconds."""
+        return time.monotonic() < self._last + seconds
+
+    def take(self, after_s: float) -> bool:
+        """True if it was last done so long ago: the caller does it now."""
+        if self.within(after_s):
+            return False
+        self._last = time.monotonic()
+        return True
+
+
 class Line:
     """The ranks of a job in the order in which they do, for all, what is done once: rank 0, and others where it died.
 

@@ -46,6 +46,7 @@ def join(
     given_up: Callable[[], bool],
     ending: Callable[[], bool],
     absent: Callable[[Sequence[int], float, bool], None],
+    otherwise: Callable[[], bool],
 ) -> Commit:
     """The commit of this checkpoint, once all ranks have staged it. `given_up` ends the wait early.
 
@@ -53,12 +54,20 @@ def join(
 
     `ending()` is true if the process ends, and its time for waiting is over: the staged parts are then committed as
     partial.  `absent` is called, after seconds and then now and then, with the ranks that have not staged, and True on
-    the one rank that is to say so for all.
+    the one rank that is to say so for all. `otherwise()` looks at something else, if it is time; True if it did: the
+    next look comes after a pause then, too, as a rank asks for one thing a second.
     """
     line = Line(joint.place.rank, joint.place.world_size, STEP_IN_S)
-    wait = line.wait(timeout_s, FIRST_POLL_S, MAX_POLL_S)
-    for look in count():  # at one thing each time, and after each pause whether the process ends
-        if line.turn == 0 and look % 4 < 3:
+    wait, looks = line.wait(timeout_s, FIRST_POLL_S, MAX_POLL_S), count()
+    while True:  # one look at a time
+        if wait.due() and line.looks_around:
+            missing = _absent(log.storage, joint)
+            absent(missing, wait.waited_s, line.leads({*range(joint.place.world_size)}.difference(missing)))
+        elif line.is_due(wait.waited_s) and next(looks) % 2 == 0:
+            steps_in = line.steps_in(wait.waited_s, all_listed(log.storage, joint))
+            if steps_in and not ending() and all_staged(log.storage, joint, staged, look_at_all=True):
+                return commit(log, joint, staged)
+        elif line.turn == 0 and next(looks) % 4 < 3:
             if all_staged(log.storage, joint, staged):
                 return commit(log, joint, staged)
         elif found := _committed(log, joint):
@@ -67,19 +76,9 @@ def join(
             return commit_present(log, joint, staged, hurried=True)
         if wait.over or given_up():
             return _at_last(log, joint, staged, line, wait.waited_s)
-        if wait.due() and line.looks_around:
-            wait.pause()
-            if ending():
-                continue
-            missing = _absent(log.storage, joint)
-            absent(missing, wait.waited_s, line.leads({*range(joint.place.world_size)}.difference(missing)))
         wait.pause()
-        if line.is_due(wait.waited_s) and not ending():
-            steps_in = line.steps_in(wait.waited_s, all_listed(log.storage, joint))
-            if steps_in and all_staged(log.storage, joint, staged, look_at_all=True):
-                return commit(log, joint, staged)
+        if otherwise():
             wait.pause()
-    raise AssertionError("the looks never end")
 
 
 def _at_last(log: CommitLog, joint: Joint, staged: dict[int, Part], line: Line, waited_s: float) -> Commit:

@@ -2,11 +2,14 @@
 
 `requested()` is called once a step by every rank. It is true on all of them at the same step if any was asked. With a
 process group the ranks agree by one small reduction a step, in the foreground. Without one they agree through the
-bucket, in numbered rounds: a rank that was asked, or sees that another was, writes how many steps it has
-seen, and one that gets as far as its own number waits until it is agreed on the greatest of them. Rank 0
-reads the numbers, and says which is the greatest; where it died, the next in line does (see `Line`).
+bucket, in numbered rounds (`rounds`): a rank that was asked, or sees that another was, writes how many steps it has
+seen, and one that gets as far as its own number waits until it is agreed on the greatest of them.
 So no rank passes the step before it is known, and ranks that are all asked at once act once. `terminating()` is agreed
 on by the same messages: a rank that is told to end asks for a checkpoint until all ranks know that it was told.
+
+Nobody has to be alive for a request in the bucket to be seen: each rank lists them for itself, rank 0 most often, and
+knows which were there before it opened its writer. Ranks that see the same one at once answer the same round, and its
+agreement says which requests it answers, so that a rank which lists them later asks for nothing again.
 """
 
 from __future__ import annotations
@@ -18,47 +21,34 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from itertools import count
-from logging import DEBUG, WARNING
 from typing import TYPE_CHECKING, Any
 
 from archive.base import (
-    AlreadyExistsError,
     ClosedError,
     CorruptStateError,
     Line,
-    MissingObjectError,
-    RanksMissingError,
-    Record,
+    Recurrence,
     StorageError,
-    UsageError,
-    at_once,
     escape,
     in_child,
     layout,
     logger,
     process_group,
-    ranks,
     shutdown,
-    taken_in_order,
 )
+from archive.checkpoint.rounds import Agreed, Answer, Round
 from archive.log import Place
-from archive.store import Storage, smallfiles
+from archive.store import Storage
 
 if TYPE_CHECKING:
     from archive.checkpoint.pending import Pending
 
-POLL_S = 10.0  # between looks at the requests in the bucket
+POLL_S, MOST_POLL_S = 10.0, 300.0  # between looks at the requests in the bucket: of rank 0, and of ranks far behind it
 ASKED_POLL_S = 2.5  # and at what another rank was asked: news of it is there in half of the time to agree, at an end
-AGREE_TIMEOUT_S = 600.0
-AGREE_POLL_S, MAX_POLL_S = 0.2, 1.0
-STEP_IN_S = 1.0  # the wait before the next rank in line says what is agreed on, longer in a large world
-AT_ONCE = 32
-HASTE_STEP_S = 0.5  # where the process ends, the wait before the next rank in line
+_DUE = 0.75  # of the time between two looks: so long after one another is due, as looks come at pauses of half of it
 LEAD_STEPS = 2  # a rank is ready to act this many steps after it sees a request
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGUSR2", "SIGTERM") if hasattr(signal, name))
 
@@ -140,7 +130,7 @@ def requested() -> bool:
     """True if this is a step to checkpoint at. Every rank calls it once a step, and all get the same answer.
 
     Installs the signal handlers when first called, if in the main thread. Requests in the bucket are seen by the ranks
-    that have a writer open.
+    that have a writer open, whichever of them are dead.
     """
     agreed = _agree() or _asked.kept
     _asked.called, _asked.kept = True, False
@@ -158,10 +148,17 @@ def _agree() -> bool:
         asked, told = _any_rank(group, asked, told)
     elif _asked.watch is not None and _asked.watch.place.world_size > 1:
         return _asked.watch.agreed(asked, told)
-    _asked.ending |= told
+    if told and not _asked.ending:
+        _end()
     if asked:
         _asked.flag.clear()
     return asked
+
+
+def _end() -> None:
+    """Take it that the job ends: the ranks wait for one that was told to until its time is over, and no longer."""
+    _asked.ending = True
+    shutdown.process.begin(shutdown.ANOTHER_TOLD)
 
 
 def _any_rank(group: Any, *here: bool) -> list[bool]:
@@ -185,49 +182,26 @@ def post(storage: Storage) -> str:
     return key
 
 
-@dataclass(frozen=True, slots=True)
-class Answer(Record):
-    """The call at which a rank is ready for the checkpoint of a round, and a flag if it was told to end after it.
-
-    The other fields identify the answer.
-    """
-
-    ready: int
-    session: str | None = None
-    round: int | None = None
-    rank: int | None = None
-    told: bool = False
-    nonce: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Agreed(Record):
-    """The agreement of a round: the call at which the ranks act, and a flag if they end after it."""
-
-    at: int
-    told: bool = False
-    nonce: str = ""
-
-
 class _Watch:
     """A watch for requests in the bucket, in the background, while its writer lives; it agrees with other ranks."""
 
     def __init__(self, storage: Storage, place: Place) -> None:
         self._storage = weakref.ref(storage)  # an unclosed writer may be collected, and its storage
         self.place = place
-        self.known = set() if place.rank else set(storage.list("requests"))
         self.calls = 0
         self.round = 0
-        self.ready: int | None = None  # the call at which this rank is ready to act, once it has joined the round
+        self.answer: Answer | None = None  # of this rank, once it has joined the round
         self.agreed_on: Agreed | None = None  # once that is known
+        self._heard = -1  # the newest round in which another rank was asked
+        self._awaits = False  # the agreement, in the foreground
+        self._nonce = secrets.token_hex(8)
+        self._asks, self._lists, self._lent = Recurrence(), Recurrence(), Recurrence(begun=False)
+        self._list_s = list_s(Line(place.rank, place.world_size, 1.0).turn)
+        self._answered: Set[str] = frozenset()  # requests in the bucket, by rounds so far
+        self.known = set(storage.list(layout.REQUESTS)) if self._may_list else None  # those that it has seen
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="archive-requests", daemon=True)
         self._thread.start()
-
-    def _poll(self) -> None:
-        looks = count(1)
-        while not self._stop.wait(min(POLL_S, ASKED_POLL_S)) and self._storage() is not None:
-            self.look(lists=next(looks) * ASKED_POLL_S % POLL_S == 0 or POLL_S < ASKED_POLL_S)
 
     @property
     def storage(self) -> Storage:
@@ -236,58 +210,99 @@ class _Watch:
             raise ClosedError("the writer that looked for requests is gone; open another with arc.writer()")
         return storage
 
-    def look(self, *, lists: bool = True) -> None:
-        """Look whether another rank was asked, and on rank 0 for new requests, if it `lists`; an unreachable store is
-        no request. In a process group the ranks need not look for each other."""
-        alone = self.place.world_size == 1 or process_group(least=2) is not None
-        number, heard, names = self.round, False, set[str]()
+    @property
+    def _here(self) -> Round:
+        return Round(self.storage, self.place, self.round, self._answered)
+
+    @property
+    def _is_alone(self) -> bool:
+        """True if no rank has to look for another: in a process group they tell each other."""
+        return self.place.world_size == 1 or process_group(least=2) is not None
+
+    @property
+    def _may_list(self) -> bool:
+        return self.place.rank == 0 or not self._is_alone
+
+    # -- looks ---------------------------------------------------------------------------------------------------------
+
+    def _poll(self) -> None:
+        while not self._stop.wait(_look_s() / 2) and self._storage() is not None:
+            if not self._lent.within(_DUE * _look_s()):
+                self.look()
+
+    def look_between(self) -> bool:
+        """Look on behalf of the background, for a thread that asks for something else about once a second; True if that
+        sent a request, in place of which the thread sends none."""
+        self._lent.take(0.0)
+        return self.look()
+
+    def look(self) -> bool:
+        """Look at one thing, if it is time: what another rank was asked, or new requests; True if that sent a request.
+        An unreachable store is no request."""
         try:
-            if not alone and self.ready is None:
-                heard = self.storage.exists(layout.asked_key(self.place.session, number))
-            if lists and self.place.rank == 0:
-                names = set(self.storage.list("requests"))  # after the round, whose requests are then known
-        except (StorageError, ClosedError):
-            return
-        fresh = names - self.known
-        self.known |= names
-        if fresh or (heard and (number, None) == (self.round, self.ready)):  # and not acted on meanwhile
+            if not self._is_alone and self._asks.take(_DUE * _look_s()):
+                return self._look_at_round()
+            if self._may_list and self.answer is None and self._lists.take(self._list_s - _look_s() / 2):
+                return self._look_for_requests()
+        except (StorageError, ClosedError, CorruptStateError):  # what is damaged is told in the foreground
+            return True
+        return False
+
+    def _look_at_round(self) -> bool:
+        """Look whether another rank was asked; once this is so, whether they agreed in haste: then nothing that this
+        process does meanwhile waits for other ranks as if all of them went on."""
+        if self._awaits or self.agreed_on is not None:
+            return False
+        here = self._here
+        if self.answer is None and self._heard < here.number:
+            if here.was_asked:
+                self._heard = here.number
+                if (self.round, self.answer) == (here.number, None):  # not acted on meanwhile
+                    _asked.flag.set()
+        elif (said := here.agreed) is not None and said.haste:
+            shutdown.process.begin(shutdown.AGREE_PART)
+        return True
+
+    def _look_for_requests(self) -> bool:
+        names, known = set(self.storage.list(layout.REQUESTS)), self.known
+        self.known = names | (known or set())  # a list may lag
+        if known is not None and not names <= known | self._answered:
             _asked.flag.set()
+        return True
 
     def stop(self) -> None:
         self._stop.set()
         if _asked.watch is self:
             _asked.watch = None
 
+    # -- agreement -----------------------------------------------------------------------------------------------------
+
     def agreed(self, asked: bool, told: bool) -> bool:
         """True if this is the step on which all ranks agreed, without a process group."""
         self.calls += 1
-        if self.ready is None:
+        if self.answer is None:
             if not asked:
                 return False
-            self.ready = self.calls + LEAD_STEPS
-            answer = Answer(self.ready, self.place.session, self.round, self.place.rank, told)
-            _put_once(self.storage, self._key(self.place.rank), answer)
-            asked_key = layout.asked_key(self.place.session, self.round)
-            if not self.storage.exists(asked_key):
-                smallfiles.create_small(self.storage, asked_key, answer)
-        if self.calls < self.ready:
+            self.answer = self._here.answer(self.calls + LEAD_STEPS, told, self._nonce)
+        if self.calls < self.answer.ready:
             return False
         if self.agreed_on is None:
-            self.agreed_on = self._await_agreement()
-            self._take_part(self.agreed_on, self.ready)
+            self._awaits = True
+            try:
+                self.agreed_on = self._here.await_agreement(self.answer)
+            finally:
+                self._awaits = False
+            self._heed(self.agreed_on)
         if self.calls < self.agreed_on.at:
             return False
-        _asked.ending |= self.agreed_on.told
-        self.round, self.ready, self.agreed_on = self.round + 1, None, None
-        if self.place.rank == 0:
-            with suppress(StorageError):  # the checkpoint that follows answers all requests until now
-                self.known |= set(self.storage.list("requests"))
-        _asked.flag.clear()
+        self._act(self.agreed_on)
         return True
 
-    def _take_part(self, said: Agreed, ready: int) -> None:
-        """End without waiting for ranks that have saved and ended before this one answered."""
-        if said.at >= ready:
+    def _heed(self, said: Agreed) -> None:
+        """Wait no longer for ranks that have saved and ended before this one answered, or may never come."""
+        if said.at >= self.calls:
+            if said.haste:
+                shutdown.process.begin(shutdown.AGREE_PART)
             return
         shutdown.process.begin(shutdown.LAST_PART)
         logger.warning(
@@ -298,123 +313,30 @@ class _Watch:
             self.calls,
         )
 
-    def _key(self, rank: int) -> str:
-        return layout.agreement_key(self.place.session, self.round, rank)
-
-    def _await_agreement(self) -> Agreed:
-        """The agreement, once all ranks have answered. It waits for missing ones, but not long if this process
-        ends."""
-        line = Line(self.place.rank, self.place.world_size, STEP_IN_S)
-        wait, found = line.wait(AGREE_TIMEOUT_S, AGREE_POLL_S, MAX_POLL_S), dict[int, Answer]()
-        for look in count():
-            if line.turn == 0 and look % 4 < 3:
-                if self._all_answered(found):
-                    return self._agree_on(found)
-            elif (said := self._said()) is not None:
-                return said
-            if shutdown.process.passed(shutdown.AGREE_PART):
-                return self._agree_in_haste(found)
-            if wait.due() and line.looks_around:
-                wait.pause()
-                self._tell_absent(line, wait.waited_s)
-            if wait.over:
-                raise RanksMissingError(
-                    f"ranks {self._absent()} did not answer the request for a checkpoint within {AGREE_TIMEOUT_S:.0f} "
-                    "s; check that they run, and call archive.checkpointing.requested() at every step"
-                )
-            wait.pause()
-            if line.is_due(wait.waited_s):
-                if line.steps_in(wait.waited_s, not self._absent()) and self._all_answered(found, look_at_all=True):
-                    return self._agree_on(found)
-                wait.pause()
-        raise AssertionError("the looks never end")
-
-    def _agree_in_haste(self, found: dict[int, Answer]) -> Agreed:
-        """The agreement of the ranks that have answered by now: this process ends, and waits for no others. The first
-        in line of them say so, and those further back after seconds."""
-        line, present = Line(self.place.rank, self.place.world_size, HASTE_STEP_S), self._present()
-        wait, due_s = line.wait(None, AGREE_POLL_S, MAX_POLL_S), line.in_haste_s(line.before(present))
-        while wait.waited_s < due_s:
-            wait.pause()
-            if (said := self._said()) is not None:
-                return said
-        if due_s:
-            present = self._present()
-        at_once(lambda rank: self._take(found, rank), sorted(present - found.keys()), AT_ONCE)
-        return self._agree_on(found)
-
-    def _agree_on(self, found: Mapping[int, Answer]) -> Agreed:
-        """Say what these answers come to; another rank may have said so before."""
-        told = any(answer.told for answer in found.values()) or len(found) < self.place.world_size
-        said = Agreed(max((one.ready for one in found.values()), default=self.ready or 0), told, secrets.token_hex(8))
-        if smallfiles.create_small(self.storage, self._agreed_key, said):
-            return said
-        return self._said() or said
-
-    @property
-    def _agreed_key(self) -> str:
-        return layout.agreed_key(self.place.session, self.round)
-
-    def _said(self) -> Agreed | None:
-        """The agreement of this round, by whoever said so; None so far."""
-        try:
-            return smallfiles.read_small(self.storage, self._agreed_key, Agreed, CorruptStateError)
-        except MissingObjectError:
-            return None
-
-    def _all_answered(self, found: dict[int, Answer], *, look_at_all: bool = False) -> bool:
-        """Read answers that are not in `found` yet, in order, more at once each time, up to the first missing one; True
-        if all are there now."""
-        return taken_in_order(range(self.place.world_size), found, self._take, AT_ONCE, look_at_all=look_at_all)
-
-    def _take(self, found: dict[int, Answer], rank: int) -> bool:
-        try:
-            found[rank] = self._answer(rank)
-        except MissingObjectError:
-            return False
-        return True
-
-    def _absent(self) -> list[int]:
-        """The ranks that have not answered, by one listing: to tell people, and to see whom to ask."""
-        names = set(self.storage.list(layout.agreement_folder(self.place.session, self.round)))
-        return [rank for rank in range(self.place.world_size) if self._key(rank).rpartition("/")[2] not in names]
-
-    def _present(self) -> set[int]:
-        return {*range(self.place.world_size)}.difference(self._absent())
-
-    def _tell_absent(self, line: Line, waited_s: float) -> None:
-        """Log the ranks that have not answered, on the first of those that have."""
-        absent = self._absent()
-        speaks = line.leads({*range(self.place.world_size)}.difference(absent))
-        if absent:
-            logger.log(
-                WARNING if speaks else DEBUG,
-                "checkpoint request: waiting for %s of this job (%.0f s); check that it runs, and "
-                "calls archive.checkpointing.requested() at every step",
-                ranks(absent),
-                waited_s,
-            )
-
-    def _answer(self, rank: int) -> Answer:
-        """The answer of a rank; an answer of another rank in its place is an error."""
-        key = self._key(rank)
-        answer = smallfiles.read_small(self.storage, key, Answer, CorruptStateError)
-        for name, meant in (("session", self.place.session), ("round", self.round), ("rank", rank)):
-            if getattr(answer, name) not in (None, meant):
-                raise CorruptStateError(
-                    f"{self.storage.full_url(key)} is not the answer of rank {rank} to round {self.round}: somebody "
-                    "else put it there"
-                )
-        return answer
+    def _act(self, said: Agreed) -> None:
+        """Go on to the next round. The checkpoint that follows answers the requests that were there at the agreement,
+        whether this rank has seen them or not."""
+        if said.told:
+            _end()
+        self._answered |= set(said.requests)
+        self.round, self.answer, self.agreed_on = self.round + 1, None, None
+        _asked.flag.clear()
 
 
-def _put_once(storage: Storage, key: str, answer: Answer) -> None:
-    try:
-        storage.create_once(key, json.dumps(replace(answer, nonce=secrets.token_hex(8)).to_json()).encode())
-    except AlreadyExistsError as e:
-        raise UsageError(
-            f"{storage.full_url(key)} is there already: two processes have this rank of the session"
-        ) from e
+def _look_s() -> float:
+    return min(POLL_S, ASKED_POLL_S)
+
+
+def list_s(turn: int) -> float:
+    """The seconds between the lists of requests by the rank of this turn in line. The first one lists most often; the
+    others do so for the case that those before them are dead or hang, which nobody has to find out."""
+    return min((1 + turn) * POLL_S, max(POLL_S, MOST_POLL_S))
+
+
+def look_between(place: Place) -> bool:
+    """Look for requests, if it is time, on behalf of the watch of this rank; True if that sent a request."""
+    watch = _asked.watch
+    return watch is not None and watch.place == place and watch.look_between()
 
 
 def watch(storage: Storage, place: Place) -> Callable[[], None]:

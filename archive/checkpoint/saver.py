@@ -18,6 +18,7 @@ from archive.checkpoint.assembly import all_listed, commit_present, join
 from archive.checkpoint.checkpoints import Checkpoint
 from archive.checkpoint.joint import Joint
 from archive.checkpoint.pending import Pending, Progress, SaveAttempt, on_terminal
+from archive.checkpoint.requests import look_between
 from archive.log import CheckpointRecord, Commit, CommitLog, Lineage, Place
 from archive.observe import add, operation
 from archive.saved import PartIndex, Request, keeps_rows, name_taken, stage
@@ -188,6 +189,7 @@ class Saver:
                     given_up=pending.attempt.hurry.is_set,
                     ending=lambda: shutdown.process.passed(part),
                     absent=pending.waits_for,
+                    otherwise=partial(look_between, self._place),
                 )
         if request.replay_saved:
             for losses, counts in pending.losses:

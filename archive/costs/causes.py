@@ -105,7 +105,7 @@ def _kept_up(run: Workload) -> Iterator[Spent]:
     live, nbytes = live_s * run.objects_s, run.live_steps * (run.step_bytes + run.column_bytes)
     begun = [
         of.opened(run.ranks),
-        of.session(run.ranks, journal=run.journals > 0, resumed=True),
+        of.session(run.ranks, journal=run.journals > 0, resumed=True, group=run.group),
         of.reading(live, nbytes, live_s / run.checkpoint_s, run.ranks),
     ]
     if run.journals:  # on average half an interval lies beyond the newest checkpoint

@@ -66,10 +66,12 @@ def heartbeat(seconds: float, ranks: int, commits: float = 0) -> Requests:
 
 
 def watch(seconds: float, ranks: int, *, group: bool) -> Requests:
-    """The looks of writers for requests of checkpoints. One rank lists these and, without a process group, each looks
-    whether another rank was asked."""
-    lists = {"list": seconds / asked.POLL_S}
-    return lists if group or ranks == 1 else {**lists, "head": ranks * seconds / asked.ASKED_POLL_S}
+    """The looks of writers for requests of checkpoints. One rank lists these or, without a process group, each, the
+    first ones in line most often; each looks then whether another rank was asked."""
+    if group or ranks == 1:
+        return {"list": seconds / asked.POLL_S}
+    lists = sum(seconds / asked.list_s(turn) for turn in range(ranks))
+    return {"list": lists, "head": ranks * seconds / asked.ASKED_POLL_S}
 
 
 def parts(ranks: int, wait_s: float = 0.0) -> Requests:
@@ -95,15 +97,16 @@ def opened(ranks: int = 1) -> Requests:
     return {"get": 2 * ranks, "list": ranks}
 
 
-def session(ranks: int, *, journal: bool, resumed: bool) -> Requests:
-    """Opening a session, rank after rank: each checks that the store refuses to overwrite, claims its place, and looks
-    for earlier requests; one of them commits. That of a resumed run ends the journals of the one before, and each rank
-    journals what is live."""
+def session(ranks: int, *, journal: bool, resumed: bool, group: bool = False) -> Requests:
+    """Opening a session, rank after rank: each checks that the store refuses to overwrite, claims its place, and, but
+    for all but one of a process group, lists earlier requests; one of them commits. That of a resumed run ends the
+    journals of the one before, and each rank journals what is live."""
     journals = 2 * ranks * (journal and resumed)
+    earlier = 1 if group else ranks
     return {
         "create": 2 * ranks + 1 + journals,
         "put": float(resumed),  # the origin, in the table of branches
-        "list": 2.0 + resumed,  # earlier requests; claims and parts of the session's name
+        "list": 1.0 + earlier + resumed,  # earlier requests; claims and parts of the session's name
         "get": 6 * ranks,
     }
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 import archive
 import resharding
 from archive.base import shutdown, waits
-from archive.checkpoint import assembly, pending, requests
+from archive.checkpoint import assembly, pending, requests, rounds
 from tests.support.processes import until
 
 TOO_LONG_S = 90.0
@@ -147,7 +148,7 @@ def test_a_rank_that_does_not_answer_a_request_is_named_and_a_shutdown_does_not_
 ) -> None:
     caplog.set_level(logging.WARNING, "archive")
     monkeypatch.setattr(requests, "_asked", requests._Asked())
-    monkeypatch.setattr(requests, "AGREE_POLL_S", 0.01)
+    monkeypatch.setattr(rounds, "AGREE_POLL_S", 0.01)
     before = {n: signal.getsignal(n) for n in requests.SIGNALS}
     w = one_of_two("agree")
     try:
@@ -164,6 +165,82 @@ def test_a_rank_that_does_not_answer_a_request_is_named_and_a_shutdown_does_not_
             signal.signal(number, handler)
     assert "waiting for rank 1 of this job" in caplog.messages[0]
     w._end()
+
+
+def of_three(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[int, archive.Writer]:
+    """Ranks 0 and 2 of three; rank 1 never comes."""
+    monkeypatch.setattr(requests, "_asked", requests._Asked())
+    monkeypatch.setattr(requests, "ASKED_POLL_S", 0.1)
+    monkeypatch.setattr(rounds, "AGREE_POLL_S", 0.01)
+    shutdown.set_within(2.0)
+    arc = archive.create(f"memory://dead-{name}")
+    writers = {rank: arc.writer(rank, 3, session="s") for rank in (2, 0)}
+    for w in writers.values():
+        w.append({"x": np.arange(2)}, env_ids=0)
+    return writers
+
+
+def act(w: archive.Writer, *, told: bool) -> rounds.Agreed | None:
+    """Call `requested()` as this rank until it acts."""
+    watch = requests._Watch(w._storage, w._place)
+    until(lambda: watch.agreed(True, told), TOO_LONG_S)
+    watch.stop()
+    return rounds.Round(w._storage, w._place, 0).agreed
+
+
+def act_in_haste(w: archive.Writer) -> None:
+    """The process of this rank was told to end, and does not wait for the answers of the others; theirs were not."""
+    shutdown.process.begin(shutdown.AGREE_PART)
+    said = act(w, told=True)
+    assert said is not None
+    assert said.haste
+    shutdown.process.began = float("-inf")
+
+
+def test_a_rank_that_was_not_told_to_end_takes_an_agreement_in_haste_as_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    writers = of_three("haste", monkeypatch)
+    act_in_haste(writers[2])
+    act(writers[0], told=False)
+    assert requests._asked.ending
+    assert shutdown.process.passed(shutdown.AGREE_PART), "as long as those wait that agreed"
+    pending = {rank: w.checkpoint(1, timeout_s=600) for rank, w in writers.items()}
+    until(lambda: all(one.done() for one in pending.values()), TOO_LONG_S)
+    made = {rank: one.result() for rank, one in pending.items()}
+    assert [(ck.ranks, ck.missing_ranks, ck.whole) for ck in made.values()] == [([0, 2], [1], False)] * 2
+    for w in writers.values():
+        w._end()
+
+
+def test_a_rank_that_waits_for_a_dead_one_hears_of_an_agreement_in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not get to its next step before, so nobody hears its answer."""
+    writers = of_three("blocked", monkeypatch)
+    pending = writers[0].checkpoint(1, timeout_s=600)
+    act_in_haste(writers[2])
+    until(pending.done, TOO_LONG_S)
+    assert pending.result().missing_ranks == [1, 2]
+    assert requests._asked.flag.is_set(), "it answers at its next step"
+    for w in writers.values():
+        w._end()
+
+
+def test_a_rank_that_dies_after_the_agreement_is_waited_for_as_long_as_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 is told to end, all answer, and it never saves."""
+    writers = of_three("after", monkeypatch)
+    place = replace(writers[0]._place, rank=1)
+    rounds.Round(writers[0]._storage, place, 0).answer(1, True, "n")
+    rounds.Round(writers[0]._storage, replace(place, rank=2), 0).answer(1, False, "n")
+    said = act(writers[0], told=False)
+    assert said is not None
+    assert (said.told, said.haste) == (True, False)
+    began = time.monotonic()
+    pending = [w.checkpoint(1, timeout_s=600) for w in writers.values()]
+    until(lambda: all(one.done() for one in pending), TOO_LONG_S)
+    assert time.monotonic() - began >= 0.9 * shutdown.process.within_s
+    assert [one.result().missing_ranks for one in pending] == [[1], [1]]
+    for w in writers.values():
+        w._end()
 
 
 def test_time_for_a_shutdown_is_a_positive_number() -> None:

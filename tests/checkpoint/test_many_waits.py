@@ -9,23 +9,25 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 import archive
 from archive.base import Line, layout, shutdown, waits
 from archive.base.errors import RanksMissingError
-from archive.checkpoint import Joint, assembly, requests
+from archive.checkpoint import Joint, assembly, requests, rounds
 from archive.journal import ends
 from archive.log import CommitLog, Place
 from archive.saved import Part
 from tests.support.counted_store import CountedStore, Requests, counted_stores, store_of
 from tests.support.thousand_ranks import ManyRanks
 
-LONG_S = 60.0
+LONG_S, MINUTES_S = 60.0, 900.0
 LARGE, THOUSAND = 128, 1024
 WORLDS = [LARGE, pytest.param(THOUSAND, marks=pytest.mark.soak)]
 Asked = dict[int, Requests]  # by rank
+POLL = requests._Watch._poll
 
 
 class VirtualClock:
@@ -77,13 +79,14 @@ class World:
                     wait(rank)
         return out
 
-    def join(self, rank: int, timeout_s: float = 600.0, speaks: Any = None) -> Any:
-        """Wait for a checkpoint whose part this rank has staged."""
+    def join(self, rank: int, timeout_s: float = 600.0, speaks: Any = None, watch: Any = None) -> Any:
+        """Wait for a checkpoint whose part this rank has staged, and look for requests beside it by a watch."""
         key = layout.state_key(self.job.session, "step-1", rank)
         return assembly.join(
             self.log(), Joint(self.place(rank), "step-1", 1), {rank: Part(self.arc.storage, key)},
             timeout_s=timeout_s, given_up=lambda: False, ending=lambda: False,
             absent=lambda missing, waited_s, aloud: None if speaks is None else speaks(rank, aloud),
+            otherwise=lambda: watch is not None and watch.look_between(),
         )  # fmt: skip
 
 
@@ -250,8 +253,11 @@ def test_in_haste_few_ranks_try_at_once_and_all_within_seconds() -> None:
 
 
 def _watches(world: World, monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
-    monkeypatch.setattr(requests._Watch, "_poll", lambda self: None)
-    return {rank: requests._Watch(world.arc.storage, world.place(rank)) for rank in range(world.size)}
+    """Watches of all ranks, which begin at second 0."""
+    with monkeypatch.context() as patch:
+        patch.setattr(waits, "time", world.clock)
+        world.clock.now = 0.0
+        return {rank: requests._Watch(world.arc.storage, world.place(rank)) for rank in range(world.size)}
 
 
 def test_ranks_agree_on_a_checkpoint_by_requests_in_proportion_to_them(
@@ -295,7 +301,7 @@ def test_the_next_in_line_says_what_is_agreed_on_where_the_first_has_died(
     assert said == {world.size // 2}
     read = Counter({rank: len(mine.of("sessions/", "get")) for rank, mine in asked.items()})
     assert read.pop(world.size // 2) <= 2 * world.size + 100
-    assert max(read.values()) <= Line(0, world.size, requests.STEP_IN_S).step_of(world.size) + 5
+    assert max(read.values()) <= Line(0, world.size, rounds.STEP_IN_S).step_of(world.size) + 5
 
 
 def _end(world: World, monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
@@ -351,12 +357,82 @@ def test_a_rank_that_hears_of_it_late_saves_without_those_that_have_ended(
         shutdown.process.began = float("-inf")
 
 
-def test_a_rank_looks_for_requests_without_lists(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def _watched(world: World, watches: dict[int, Any], until_s: float, ranks: Any = None) -> Asked:
+    """What the watches ask in the background, by their own pauses."""
+
+    def idle(rank: int) -> None:
+        stop = Mock(wait=lambda pause_s: world.clock.sleep(pause_s) or world.clock.now > until_s)
+        world.patch.setattr(watches[rank], "_stop", stop)
+        POLL(watches[rank])
+
+    return world.each(idle, ranks)
+
+
+def test_ranks_look_for_requests_by_few_lists(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank looks every 2.5 s whether another was asked. Of the lists that show new requests rank 0 makes most."""
     watches = _watches(world, monkeypatch)
-    asked = world.each(lambda rank: watches[rank].look())
-    assert (len(asked[0].of("", "list")), len(asked[0])) == (1, 2)
-    assert {rank: len(mine) for rank, mine in asked.items() if rank} == dict.fromkeys(range(1, world.size), 1)
-    assert not any(mine.of("", "list") for rank, mine in asked.items() if rank)
+    asked = _watched(world, watches, MINUTES_S)
+    for rank, mine in asked.items():
+        heard = [0.0, *(one.began for one in mine.of("sessions/", "head"))]
+        assert max(b - a for a, b in pairwise(heard)) <= requests.ASKED_POLL_S, rank
+        listed = [one.began for one in mine.of("requests", "list")]
+        every_s = requests.list_s(_turn(rank, world.size))
+        assert len(listed) == pytest.approx(MINUTES_S / every_s, abs=1), rank
+        assert max(b - a for a, b in pairwise([0.0, *listed])) <= every_s + 2 * requests.ASKED_POLL_S, rank
+        assert len(mine) == len(heard) - 1 + len(listed)
+    check_rates(asked, MINUTES_S)
+    lists = sum(len(mine.of("requests", "list")) for mine in asked.values())
+    assert lists / MINUTES_S <= 0.5 + world.size / requests.MOST_POLL_S
+
+
+def test_a_request_is_seen_whichever_ranks_are_dead(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank sees it by itself, the first ones in line soon: nobody has to know who is alive."""
+    monkeypatch.setattr(requests, "_asked", requests._Asked())
+    watches = _watches(world, monkeypatch)
+    requests.post(world.arc.storage)
+    line = sorted(range(world.size), key=lambda rank: _turn(rank, world.size))
+    for rank in (*line[:3], line[40], line[-1]):
+        requests._asked.flag.clear()
+        seen_s = requests.list_s(_turn(rank, world.size))
+        _watched(world, watches, seen_s - 2 * requests.ASKED_POLL_S, [rank])
+        assert not requests._asked.flag.is_set()
+        _watched(world, watches, seen_s + 2 * requests.ASKED_POLL_S, [rank])
+        assert requests._asked.flag.is_set(), rank
+    assert requests.list_s(0) == requests.POLL_S
+    assert max(requests.list_s(turn) for turn in range(THOUSAND)) == requests.MOST_POLL_S == 300.0
+
+
+def test_ranks_that_wait_for_another_hear_of_requests_by_no_more_than_one_a_second(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged(world, late=world.size - 1, at_s=1e9)
+    watches = _watches(world, monkeypatch)
+
+    def wait(rank: int) -> None:
+        with pytest.raises(RanksMissingError, match="has not staged"):
+            world.join(rank, LONG_S, watch=watches[rank])
+        assert watches[rank]._lent.within(requests.ASKED_POLL_S), "so nothing is asked in the background"
+
+    asked = world.each(wait, range(world.size - 1))
+    check_rates({rank: mine for rank, mine in asked.items() if rank})
+    for rank, mine in asked.items():
+        heard = [one.began for one in mine.of("sessions/", "head") if one.began < LONG_S]
+        assert max(b - a for a, b in pairwise(heard)) <= requests.ASKED_POLL_S + (rank == 0), rank
+
+
+def test_a_rank_that_waits_for_answers_asks_for_nothing_else(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that come meanwhile are answered by what it waits for."""
+    monkeypatch.setattr(requests, "_asked", requests._Asked())
+    watches = _watches(world, monkeypatch)
+    seen: list[Requests] = []
+
+    def waits_long(self: rounds.Round, own: rounds.Answer) -> rounds.Agreed:
+        seen.append(_watched(world, watches, LONG_S, [5])[5])
+        return rounds.Agreed(own.ready)
+
+    monkeypatch.setattr(rounds.Round, "await_agreement", waits_long)
+    assert [watches[5].agreed(True, False) for _ in range(3)] == [False, False, True]
+    assert [len(asked) for asked in seen] == [0]
 
 
 def test_ranks_hear_of_another_that_was_asked_though_the_first_has_died(
@@ -365,8 +441,9 @@ def test_ranks_hear_of_another_that_was_asked_though_the_first_has_died(
     monkeypatch.setattr(requests, "_asked", requests._Asked())
     watches = _watches(world, monkeypatch)
     watches[2].agreed(True, True)
-    watches[1].look(lists=False)
+    asked = _watched(world, watches, requests.ASKED_POLL_S, [1])
     assert requests._asked.flag.is_set()
+    assert [one.verb for one in asked[1]] == ["head"]
     assert requests.ASKED_POLL_S <= shutdown.AGREE_PART * shutdown.WITHIN_S / 2, "in time, where a rank is told to end"
 
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import archive
 from archive.base import shutdown
 from archive.base.errors import StorageFullError, UsageError
 from archive.base.layout import agreement_key
-from archive.checkpoint import assembly, requests
+from archive.checkpoint import assembly, requests, rounds
 from archive.store.storage import Storage
 from tests.support.archives import fresh, reopened
 from tests.support.backends import Backend
@@ -37,7 +38,7 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(requests, "_asked", requests._Asked())
     monkeypatch.setattr(shutdown, "process", shutdown.Shutdown())
     monkeypatch.setattr(requests, "POLL_S", 0.05)
-    monkeypatch.setattr(requests, "AGREE_POLL_S", 0.01)
+    monkeypatch.setattr(rounds, "AGREE_POLL_S", 0.01)
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -118,6 +119,41 @@ def test_a_request_in_the_bucket_is_seen_once_by_whoever_writes_then() -> None:
     assert not requests.requested(), "nobody writes any more"
 
 
+def test_a_request_is_seen_by_ranks_of_which_the_first_has_died() -> None:
+    arc = fresh()
+    writers = [arc.writer(rank, 4, session="s") for rank in (3, 1)]
+    time.sleep(0.2)
+    assert not requests._asked.flag.is_set()
+    requests.post(arc.storage)
+    until(requests._asked.flag.is_set, 60.0)
+    for w in writers:
+        w._end()
+
+
+def test_a_rank_that_sees_a_request_late_does_not_ask_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one that opened its writer before it, beside ranks that did so after it."""
+    monkeypatch.setattr(requests._Watch, "_poll", lambda self: None)
+    monkeypatch.setattr(requests, "POLL_S", 0.0)
+    arc = fresh()
+    w = arc.writer(0, 2, session="s")
+    place = w._place
+    early = requests._Watch(arc.storage, replace(place, rank=1))
+    requests.post(arc.storage)
+    first = requests._Watch(arc.storage, place)
+    requests.post(arc.storage)
+    for _ in range(requests.LEAD_STEPS):
+        assert not first.agreed(True, False)
+        assert not early.agreed(True, False)
+    assert first.agreed(False, False)
+    assert early.agreed(False, False)
+    early._look_for_requests()
+    assert not requests._asked.flag.is_set()
+    requests.post(arc.storage)
+    early._look_for_requests()
+    assert requests._asked.flag.is_set()
+    w._end()
+
+
 def test_a_store_out_of_reach_is_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     with fresh().writer():
 
@@ -133,9 +169,11 @@ def test_a_store_out_of_reach_is_no_request(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_place_that_is_taken_is_told_and_an_unclear_answer_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = fresh().storage
     key = agreement_key("s", 0, 1)
-    requests._put_once(storage, key, requests.Answer(3))
+    mine = rounds.Answer(3, nonce="mine")
+    assert rounds.put_once(storage, key, mine) == mine
     with pytest.raises(UsageError, match="two processes have this rank of the session"):
-        requests._put_once(storage, key, requests.Answer(3))
+        rounds.put_once(storage, key, rounds.Answer(3, nonce="another's"))
+    assert rounds.put_once(storage, key, rounds.Answer(9, nonce="mine")) == mine, "answered by a call that failed"
     real = Storage.create
 
     def unclear(self: Storage, name: str, data: Any) -> None:
@@ -143,7 +181,7 @@ def test_a_place_that_is_taken_is_told_and_an_unclear_answer_is_settled(monkeypa
         raise archive.AmbiguousWriteError("no answer")
 
     monkeypatch.setattr(Storage, "create", unclear)
-    requests._put_once(storage, agreement_key("s", 0, 2), requests.Answer(5))
+    rounds.put_once(storage, agreement_key("s", 0, 2), rounds.Answer(5, nonce="n"))
     assert json.loads(storage.get(agreement_key("s", 0, 2)))["ready"] == 5
 
 

@@ -13,12 +13,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 import archive
 import resharding
+from archive.base import waits
 from archive.checkpoint import assembly
 from archive.checkpoint import requests as asked
 from archive.costs import Workload
@@ -318,12 +320,17 @@ def test_looks_of_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     url, ranks = "memory://costs/watch", 2
     archive.create(url)
     job = Job(url, ranks, journal=True)
+    now, minute = [0.0], 60.0
+    monkeypatch.setattr(waits, "time", Mock(monotonic=lambda: now[0]))
+    poll = asked._Watch._poll
+    monkeypatch.setattr(asked._Watch, "_poll", lambda self: None)
+    watches = [asked._Watch(w._storage, w._place) for w in job.writers]
     with trace(url) as t:
-        for w in job.writers:
-            asked._Watch(w._storage, w._place).look()
-    told = of.watch(asked.POLL_S, ranks, group=False)
-    looks = asked.POLL_S / asked.ASKED_POLL_S
-    check(t, {"list": told["list"] + 1, "head": told["head"] / looks})  # the first begins with a list
+        for watch in watches:
+            now[0] = 0.0
+            monkeypatch.setattr(watch, "_stop", Mock(wait=lambda s: now.__setitem__(0, now[0] + s) or now[0] > minute))
+            poll(watch)
+    check(t, of.watch(minute, ranks, group=False))
     with trace(url) as t:
         for w in job.writers:
             w._journal._heartbeat._look()

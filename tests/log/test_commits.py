@@ -26,7 +26,7 @@ from archive.base.errors import (
     StorageFullError,
     UsageError,
 )
-from archive.checkpoint import requests
+from archive.checkpoint import requests, rounds
 from archive.log import Addition, Attempt, Change, CommitLog, commits
 from archive.log.commit import Commit
 from archive.maintain import repair
@@ -120,7 +120,7 @@ def test_every_create_survives_a_request_that_is_lost_or_comes_late(
     archive.create(urls[1])
     resharding.merge([urls[0]], to=urls[1])
     requests.post(Storage.connect(urls[0]))
-    requests._put_once(Storage.connect(urls[0]), layout.agreement_key("s", 0, 1), requests.Answer(3))
+    rounds.put_once(Storage.connect(urls[0]), layout.agreement_key("s", 0, 1), rounds.Answer(3, nonce="n"))
     kinds_of = [key.partition("/")[0] for url, key, *_ in lost if url == urls[0]]
     assert {"archive.json", "sessions", "commits", "journal", "states", "requests"} <= set(kinds_of)
     merged = archive.open(urls[1], allow_bases=True)

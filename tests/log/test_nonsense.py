@@ -19,7 +19,7 @@ import pytest
 import archive
 from archive import tables
 from archive.base import ArchiveError, CorruptCommitError, CorruptStateError, IntegrityError, Record
-from archive.checkpoint import requests
+from archive.checkpoint import rounds
 from archive.log import About, Claim, Commit, Pin
 from archive.saved import PartIndex
 from tests.support.nonsense import everything, filled, index_of, look_after, put_index
@@ -71,7 +71,7 @@ def documents(root: Path) -> Iterator[tuple[type[Record], Any, type[IntegrityErr
     for path in root.glob("sessions/*/rank-*.json"):
         yield Claim, json.loads(path.read_bytes()), CorruptStateError
     yield About, json.loads((root / "archive.json").read_bytes()), CorruptCommitError
-    yield requests.Answer, {"ready": 3, "session": "s", "round": 1, "rank": 0, "nonce": "n"}, CorruptStateError
+    yield rounds.Answer, {"ready": 3, "session": "s", "round": 1, "rank": 0, "nonce": "n"}, CorruptStateError
     yield Pin, {"archive": "a", "url": "u", "objects": ["shards/x.zip"]}, CorruptCommitError
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import archive
 from archive.adapters import alf
-from archive.checkpoint import requests
+from archive.checkpoint import requests, rounds
 from tests.support.alf_buffer import ReplayBuffer, run
 
 
 def main() -> None:
     url, folder, rank, world_size = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    requests.POLL_S, requests.AGREE_POLL_S = 0.1, 0.02
+    requests.POLL_S, rounds.AGREE_POLL_S = 0.1, 0.02
     rb = run(ReplayBuffer(2, 8), 5 + rank, seed=rank)
     w = archive.open(url, create=True).writer(rank, world_size, session="s")
     requests.listen()

@@ -14,12 +14,12 @@ import time
 from pathlib import Path
 
 import archive
-from archive.checkpoint import assembly, requests
+from archive.checkpoint import assembly, requests, rounds
 
 
 def main() -> None:
     given = json.loads(sys.argv[1])
-    requests.POLL_S, requests.AGREE_POLL_S, assembly.STEP_IN_S = 0.1, 0.02, 0.1
+    requests.POLL_S, rounds.AGREE_POLL_S, assembly.STEP_IN_S = 0.1, 0.02, 0.1
     grouped = "rank" not in given
     if grouped:
         import torch.distributed

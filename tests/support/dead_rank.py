@@ -15,16 +15,37 @@ from pathlib import Path
 from typing import Any
 
 import archive
-from archive.base import waits
+from archive.base import layout, shutdown, waits
 from archive.checkpoint import assembly, requests
 
 SHUTDOWN_S = 6.0
+LIVING = (0, 2)
+WAITS_FOR = {shutdown.AGREE_PART: (), shutdown.EARLIER_PART: ("step-2",), shutdown.LAST_PART: ("last",)}
+
+
+def hold(url: Path) -> None:
+    """Hold this process's time to log, and to do without others, until both living ranks are as far: a busy machine
+    may give one of them more of its time than the other has."""
+    due, passed = waits.Wait.due, shutdown.Shutdown.passed
+
+    def as_far(*names: str) -> bool:
+        """True if all of these parts are staged by both, or by none."""
+        staged = [[(url / layout.state_key("s", name, rank)).exists() for rank in LIVING] for name in names]
+        return all(one == other for one, other in staged)
+
+    def both_passed(self: shutdown.Shutdown, part: float, grace_s: float = 0.0) -> bool:
+        answered = all((url / layout.agreement_key("s", 0, rank)).exists() for rank in LIVING)
+        return passed(self, part, grace_s) and answered and as_far(*WAITS_FOR[part])
+
+    waits.Wait.due = lambda self: as_far("step-2", "last") and due(self)  # type: ignore[method-assign]
+    shutdown.Shutdown.passed = both_passed  # type: ignore[method-assign]
 
 
 def main() -> None:
     given = json.loads(sys.argv[1])
     assembly.STEP_IN_S = assembly.PARTIAL_STEP_IN_S = 0.2
     waits.FIRST_S = 0.3
+    hold(Path(given["url"]))
     logging.basicConfig(level=logging.WARNING)
     w = archive.open(given["url"], create=True).writer(given["rank"], 3, session="s")
     log = Path(given["folder"]) / f"rank-{w.rank}.log"

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from archive import tables
 from archive.base import CorruptStateError, layout
-from archive.checkpoint import requests
+from archive.checkpoint import rounds
 from archive.ledger import keys
 from archive.log import About, Claim, Pin, commits
 from archive.store import smallfiles
@@ -58,7 +58,7 @@ def read_commit(given: tuple[bytes, int]) -> None:
         commit.checkpoint.mark(commit.session, commit.number)
 
 
-SMALL = {"about": About, "claim": Claim, "pin": Pin, "answer": requests.Answer}
+SMALL = {"about": About, "claim": Claim, "pin": Pin, "answer": rounds.Answer}
 
 
 def small_seeds(tmp: Path) -> list[Any]:
