@@ -39,7 +39,7 @@ from archive.base import (
     process_group,
     shutdown,
 )
-from archive.checkpoint.rounds import Agreed, Answer, Round
+from archive.checkpoint.rounds import Agreed, Answer, RequestRound
 from archive.log import Place
 from archive.store import Storage
 
@@ -211,8 +211,8 @@ class _Watch:
         return storage
 
     @property
-    def _here(self) -> Round:
-        return Round(self.storage, self.place, self.round, self._answered)
+    def _here(self) -> RequestRound:
+        return RequestRound(self.storage, self.place, self.round, self._answered)
 
     @property
     def _is_alone(self) -> bool:

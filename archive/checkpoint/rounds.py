@@ -68,7 +68,7 @@ class Agreed(Record):
     requests: tuple[str, ...] = ()
 
 
-class Round:
+class RequestRound:
     """One round of the ranks of a session, as one of them sees it; a round follows when its ranks have acted."""
 
     def __init__(self, storage: Storage, place: Place, number: int, answered: Set[str] = frozenset()) -> None:

@@ -185,7 +185,7 @@ def act(w: archive.Writer, *, told: bool) -> rounds.Agreed | None:
     watch = requests._Watch(w._storage, w._place)
     until(lambda: watch.agreed(True, told), TOO_LONG_S)
     watch.stop()
-    return rounds.Round(w._storage, w._place, 0).agreed
+    return rounds.RequestRound(w._storage, w._place, 0).agreed
 
 
 def act_in_haste(w: archive.Writer) -> None:
@@ -229,8 +229,8 @@ def test_a_rank_that_dies_after_the_agreement_is_waited_for_as_long_as_it_had(mo
     """Rank 1 is told to end, all answer, and it never saves."""
     writers = of_three("after", monkeypatch)
     place = replace(writers[0]._place, rank=1)
-    rounds.Round(writers[0]._storage, place, 0).answer(1, True, "n")
-    rounds.Round(writers[0]._storage, replace(place, rank=2), 0).answer(1, False, "n")
+    rounds.RequestRound(writers[0]._storage, place, 0).answer(1, True, "n")
+    rounds.RequestRound(writers[0]._storage, replace(place, rank=2), 0).answer(1, False, "n")
     said = act(writers[0], told=False)
     assert said is not None
     assert (said.told, said.haste) == (True, False)

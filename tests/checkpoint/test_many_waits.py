@@ -426,11 +426,11 @@ def test_a_rank_that_waits_for_answers_asks_for_nothing_else(world: World, monke
     watches = _watches(world, monkeypatch)
     seen: list[Requests] = []
 
-    def waits_long(self: rounds.Round, own: rounds.Answer) -> rounds.Agreed:
+    def waits_long(self: rounds.RequestRound, own: rounds.Answer) -> rounds.Agreed:
         seen.append(_watched(world, watches, LONG_S, [5])[5])
         return rounds.Agreed(own.ready)
 
-    monkeypatch.setattr(rounds.Round, "await_agreement", waits_long)
+    monkeypatch.setattr(rounds.RequestRound, "await_agreement", waits_long)
     assert [watches[5].agreed(True, False) for _ in range(3)] == [False, False, True]
     assert [len(asked) for asked in seen] == [0]
 
