@@ -71,7 +71,7 @@ class Mutation:
             if version == versions.get(found.mutant) and (test or by_tests == by):
                 known[found.mutant] = found
                 tests.learn(found)
-        left = sorted(one for one in wanted if one not in known)  # those of a function one after the other
+        left = sorted({*wanted} - {*known}, reverse=True)  # those of a function one after the other
         for count, found in enumerate(tests.judged(left)):
             known[found.mutant] = found
             with file.open("a") as out:

@@ -16,6 +16,7 @@ from pathlib import Path
 MEMORY = Path("/dev/shm")  # the library syncs tens of thousands of files
 IDLE_S, LEAST_BUSY_S = 60.0, 1.0  # in so long a process runs so long, or waits to run, or else it hangs
 _BROKEN = 99
+_LOOK_S = 2.0
 _PR_SET_PDEATHSIG = 1  # a child ends with its parent
 
 
@@ -26,7 +27,7 @@ class Child:
         """most_cpu_s: it hangs if it needs more, or nearly nothing for a minute."""
         self.folder = Path(tempfile.mkdtemp(prefix="mutants-", dir=MEMORY if MEMORY.is_dir() else None))
         self._most_cpu_s = most_cpu_s
-        self._looked, self._before = time.monotonic(), 0.0
+        self._looked, self._before, self._next_look = time.monotonic(), 0.0, 0.0
         self.result: int | None = None  # of the work; None while it goes on, or once it hung
         self.hung = False
         sys.stdout.flush()
@@ -73,6 +74,9 @@ class Child:
         return True
 
     def _hangs(self) -> bool:
+        if time.monotonic() < self._next_look:
+            return False
+        self._next_look = time.monotonic() + _LOOK_S
         ran, waited = self._times()
         if ran > self._most_cpu_s:
             return True

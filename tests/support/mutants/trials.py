@@ -165,7 +165,7 @@ class Tests:
                     self.learn(found := Outcome(mutant, TIMED_OUT if child.hung else KILLED, at))
                     yield found
                 child.forget()
-            time.sleep(0.02)
+            time.sleep(0.05)
 
     def _quick(self, names: Sequence[str]) -> int:
         """The number of the first tests that take a few seconds together."""
