@@ -146,7 +146,7 @@ def _check_order(parent: Commit, draft: Commit) -> None:
 def _check_origin(storage: Storage, parent: Commit, draft: Commit) -> None:
     """ExpiredError if a session is to go on from a checkpoint that was forgotten."""
     entry, before = draft.runs.get(draft.run), parent.runs.get(draft.run)
-    if draft.kind != "session" or entry is None or entry.resumed_from is None:
+    if entry is None or entry.resumed_from is None:
         return
     known = before is not None and before.session == entry.session and before.resumed_from is not None
     number = entry.resumed_from.commit

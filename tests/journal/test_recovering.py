@@ -509,6 +509,20 @@ def test_a_checkpoint_without_buffers_after_which_nothing_was_journaled_empties_
     assert (again.step, ids(again)) == (3, ["a"]), "what the session went on from"
 
 
+def test_a_rollout_without_steps_that_is_to_be_trained_on_again_was_not_removed_either() -> None:
+    arc = fresh()
+    w = arc.writer(journal_s=NEVER_S)
+    prompts = w.ledger("prompts")
+    prompts.draw(["p"])
+    prompts.seal("p", episode_id=w.add_episode(episode(0), episode_id="of p"))
+    w.checkpoint(1, wait=True)
+    prompts.train("p")
+    w.remove("of p")
+    w.sync()
+    die(w)
+    assert ids(arc.refresh().recover()) == ["of p"]
+
+
 @pytest.mark.parametrize("world", [1, 3])
 def test_what_is_to_be_trained_on_again_was_not_removed_either(world: int) -> None:
     arc = fresh()

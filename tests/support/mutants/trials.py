@@ -31,6 +31,7 @@ from tests.support.places import ROOT
 STORES = ("moto", "seaweedfs", "s3", "proxied", "obstore")
 SWEEPS = ("nonsense", "forged", "forgery", "histories", "kills", "deaths")
 MOST_TEST_S = 4.0  # of one test; those that take longer are left out
+SHORT_S = 0.5  # of a test: longer ones come last
 QUICK_S = 3.0  # of the tests that come first; the others come when all faults had these
 TIMES, MORE_S = 5, 10.0  # with a fault a test may take so many times what it takes without, and so much more
 WORKERS = 2
@@ -133,7 +134,8 @@ class Tests:
             return (kills + _NEW * (4 if room in one.name else 1)) / (one.seconds + 0.1)
 
         reaching = [one for one in self._runs.values() if line in one.reached.get(mutant.file, ())]
-        return [one.name for one in sorted(reaching, key=lambda one: (-promise(one), one.name))]
+        ordered = sorted(reaching, key=lambda one: (one.seconds > SHORT_S, -promise(one), one.name))
+        return [one.name for one in ordered]
 
     def judged(self, mutants: Sequence[Mutant]) -> Iterator[Outcome]:
         """The outcome of each fault, as they come; several are judged at once.
