@@ -32,6 +32,7 @@ COSMIC_RAY = "build/cosmic-ray"  # where `make mutants` installs it
 TESTS = ("tests/log", "tests/journal", "tests/maintain", "tests/checkpoint", "tests/saved")
 SURVIVORS = Path(__file__).with_name("survivors.txt")
 MOST_ALIVE = 0.05
+SAME = "Equivalent: "  # so begins the reason of a fault that changes nothing that anybody can see
 
 
 def survivors() -> dict[str, str]:
@@ -90,16 +91,17 @@ class Mutation:
 
 def told(outcomes: Sequence[Outcome], reasons: Mapping[str, str]) -> bool:
     """Print the figure, and the faults that lived, those without a known reason first. True if these are few."""
-    alive = {one.mutant.shown(): one for one in outcomes if one.outcome in (ALIVE, UNSEEN)}
-    hung = [one for one in outcomes if one.outcome == TIMED_OUT]
-    same = {text for text in alive if reasons.get(text, "").startswith("Equivalent")}
-    print("", *(f"{text}\nhung: {one.test}\n" for one in hung for text in [one.mutant.shown()]), sep="\n")
-    for text in sorted(alive, key=lambda one: one in reasons):
-        print(f"{text}\n{reasons.get(text, f'NEW: {alive[text].outcome}')}\n")
-    killed, count = len(outcomes) - len(alive), len(outcomes)
+    shown = [(one.mutant.shown(), one) for one in outcomes]
+    hung = [f"{text}\nhung: {one.test}\n" for text, one in shown if one.outcome == TIMED_OUT]
+    alive = [(text, one.outcome) for text, one in shown if one.outcome in (ALIVE, UNSEEN)]
+    told = [f"{text}\n{reasons.get(text, f'NEW: {how}')}\n" for text, how in alive]
+    print("", *hung, *sorted(told, key=lambda one: "\nNEW: " not in one), sep="\n")
+    same = sum(reasons.get(text, "").startswith(SAME) for text, _ in alive)
+    new = sum(text not in reasons for text, _ in alive)
+    count, killed = len(outcomes), len(outcomes) - len(alive)
     print(f"{killed} of {count} killed, {killed / max(1, count):.1%} ({len(hung)} of them hung); {len(alive)} live:")
-    print(f"{len(same)} are equivalent, {len(alive.keys() - reasons.keys())} new to {SURVIVORS.name}")
-    return len(alive) - len(same) <= MOST_ALIVE * (count - len(same))
+    print(f"{same} that change nothing, so {killed / max(1, count - same):.1%} without these, and {new} that are new")
+    return len(alive) - same <= MOST_ALIVE * (count - same)
 
 
 def main() -> int:
