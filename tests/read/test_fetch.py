@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import archive
-from archive.arrays import ranges
+from archive.arrays import Pieces, ranges
 from archive.base.errors import CorruptChunkError, MissingObjectError, ShortReadError
 from archive.read import Gather
 from archive.read.chunks import fetch
+from archive.read.chunks.wants import Want
 from archive.store import Filling, IOStats
 from archive.store.drivers import Buffer, Location, register, registry
 from archive.store.drivers.local import LocalDriver
@@ -263,3 +264,17 @@ def test_nothing_is_written_once_an_error_was_raised(root: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         storage.fill(fillings, use, max_bytes=400)
     assert 1 <= len(used) <= 4
+
+
+@pytest.mark.parametrize("shard", [[3, 1, 2, 1, 3], [1, 1, 2, 3, 3], [4, 4]])
+def test_wanted_rows_are_parted_by_shard_without_copies_for_each(shard: list[int]) -> None:
+    numbers = np.arange(len(shard))
+    out = np.zeros(len(shard))
+    want = Want("x", out[:0], np.array(shard), numbers, numbers + 1, 10 * numbers, Pieces(np.zeros(1, np.int64), [out]))
+    parts = list(want.by_shard())
+    assert [number for number, _ in parts] == sorted({*shard})
+    for number, part in parts:
+        mine = [i for i, one in enumerate(shard) if one == number]
+        assert part.shard.tolist() == [number] * len(mine)
+        assert (part.start.tolist(), part.at.tolist()) == (mine, [10 * i for i in mine])
+    assert len({id(part.start if part.start.base is None else part.start.base) for _, part in parts}) == 1

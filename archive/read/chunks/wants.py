@@ -33,13 +33,13 @@ class Want(NamedTuple):
         if len(shard) == 1 or (shard == shard[0]).all():
             yield int(shard[0]), self
             return
-        if (shard[1:] >= shard[:-1]).all():
-            order: Any = slice(None)
-        else:
-            order = np.argsort(shard, kind="stable")
-        for number, own in of_each(shard[order]):
-            start, stop, at = (column[order][own] for column in (self.start, self.stop, self.at))
-            yield number, self._replace(shard=shard[order][own], start=start, stop=stop, at=at)
+        whole = self
+        if (shard[1:] < shard[:-1]).any():
+            order = np.argsort(shard, kind="stable")  # once, as the parts are views of it
+            whole = self._replace(shard=shard[order], start=self.start[order], stop=self.stop[order], at=self.at[order])
+        for number, own in of_each(whole.shard):
+            start, stop, at = whole.start[own], whole.stop[own], whole.at[own]
+            yield number, whole._replace(shard=whole.shard[own], start=start, stop=stop, at=at)
 
     def single_rows(self) -> RowsWanted:
         """The same row by row; all go to one array."""
