@@ -15,16 +15,20 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum
+from logging import DEBUG, WARNING
 from typing import NamedTuple
 
-from archive.base import AlreadyExistsError, layout, logger
+from archive.base import AlreadyExistsError, SupersededError, layout, logger
 from archive.journal.ends import index_at, last_there
 from archive.journal.rendezvous import Link, Message
-from archive.log import Place, Sighting
+from archive.journal.ticker import uptime
+from archive.log import CommitLog, Place
 from archive.saved import Named, NodeIndex, pack_node
-from archive.store import Storage
 
 MOST_BYTES = 64 * 1024 * 1024  # of an object, if it has more than one tick
+MAX_WAITING_BYTES = 2 * MOST_BYTES  # of ticks that wait for the object on its way; the ranks of more store them
+SURE_S = 600.0  # what is younger is not pruned
+PATIENCE_S = 60.0  # the wait for the store, beyond which a tick is stored by its rank as well
 WINDOW = 0.25  # part of a tick's time in which the others are waited for,
 MAX_WINDOW_S = 1.0  # or this long
 BEAT_S = 1.0  # between signs of life
@@ -41,6 +45,7 @@ class MessageKind(bytes, Enum):
     STORED = b"S"  # number: of a tick, place: the object that it lies in, offset: where, seconds: that it waited
     ALONE = b"L"  # number: of a tick that its rank is to store by itself
     ENDED = b"E"  # data: the session that ended the journal
+    APART = b"G"  # its rank is to share nothing more in this session
     BEAT = b"B"
 
 
@@ -61,23 +66,27 @@ class _Object(NamedTuple):
 
 
 class Carrier:
-    """The rank that listens, of all ranks of a node. place: its run and session; seen: gives the newest commit that it
-    knows; within_s: the time of a tick."""
+    """The rank that listens, of all ranks of a node. place: its run and session; within_s: the time of a tick; settled:
+    gives the number of objects below which nobody looks for ticks, by the newest commit; sure: the time at which the
+    number of the next object, which ranks say, was known to be that, if it was."""
 
     def __init__(
         self,
         listening: socket.socket,
-        storage: Storage,
+        log: CommitLog,
         place: Place,
         node: int,
         within_s: float,
-        seen: Callable[[], Sighting | None],
+        settled: Callable[[], int],
+        sure: float | None = None,
     ) -> None:
         self._listening = listening
-        self._storage = storage
+        self._log = log
+        self._storage = log.storage
         self._place = place
         self._node = node
-        self._seen = seen
+        self._settled = settled
+        self._sure = sure
         self._window_s = min(WINDOW * within_s, MAX_WINDOW_S)
         self._changed = threading.Condition()
         self._links: dict[Link, int] = {}  # of ranks
@@ -85,7 +94,9 @@ class Carrier:
         self._awaited: set[Link] = set()  # those that were asked
         self._next = 0  # the objects below are there
         self._has_stored = False
+        self._failing = False
         self._gave_up = False
+        self._began: float | None = None  # the time at which the object on its way was begun
         self._ended_by: str | None = None
         self._stopped = False
         self._carrying = self._begin(self._carry)
@@ -119,9 +130,13 @@ class Carrier:
         while not self._stopped:
             try:
                 connected, _ = self._listening.accept()
-            except OSError:
-                return
-            self._begin(self._receive, Link(connected))
+            except OSError:  # it is closed; or there are too many open files
+                time.sleep(0.0 if self._stopped else BEAT_S)
+                continue
+            try:
+                self._begin(self._receive, Link(connected))
+            except (OSError, RuntimeError):  # such as too many threads: the rank comes again
+                connected.close()
 
     def _receive(self, link: Link) -> None:
         """Take in what a rank sends, until it is gone."""
@@ -138,21 +153,25 @@ class Carrier:
 
     def _take(self, link: Link, message: Message) -> None:
         """Take in a message. OSError for a second connection of a rank: equal numbers would name different ticks."""
+        answer: Message | None = None
         with self._changed:
             if message.kind == MessageKind.HELLO:
                 if message.number in self._links.values():
                     raise OSError(f"rank {message.number} is connected already")
                 self._links[link] = message.number
                 self._next = max(self._next, message.place)
-                welcome = Message(MessageKind.BEAT, place=self._next)
+                answer = Message(MessageKind.APART if self._gave_up else MessageKind.BEAT, place=self._next)
             elif message.kind == MessageKind.PASS:
                 self._answered(link)
             elif message.kind == MessageKind.TICK and link in self._links:
                 tick = _Tick(link, self._links[link], message.number, message.data, time.monotonic())
-                self._ticks.append(tick)
+                if sum(len(one.data) for one in (*self._ticks, tick)) <= MAX_WAITING_BYTES:
+                    self._ticks.append(tick)
+                else:
+                    answer = self._answer(tick, None)
                 self._answered(link)
-        if message.kind == MessageKind.HELLO:
-            self._tell(link, welcome)
+        if answer is not None:
+            self._tell(link, answer)
 
     def _answered(self, link: Link) -> None:
         self._awaited.discard(link)
@@ -164,24 +183,50 @@ class Carrier:
 
     def _beat(self) -> None:
         """Give signs of life: ranks store by themselves what a stopped process would have stored."""
+        told = False
         while not self._stopped:
             for link in list(self._links):
                 self._tell(link, Message(MessageKind.BEAT, place=self._next))
+            if not told and (began := self._began) is not None and time.monotonic() - began > PATIENCE_S:
+                told = True
+                logger.warning(
+                    "an object of the journal of node %d of session %r has been on its way for %.0f s: until the store "
+                    "answers, each rank of this node makes its own",
+                    self._node,
+                    self._place.session,
+                    PATIENCE_S,
+                )
             time.sleep(BEAT_S)
 
     # -- objects -------------------------------------------------------------------------------------------------------
 
     def _carry(self) -> None:
         while ticks := self._gathered():
-            stored = None
-            if self._ended_by is None and not self._gave_up:
-                try:
-                    stored = self._stored(ticks)
-                except Exception:
-                    self._has_stored = False  # the object may still come to be there
-                    logger.warning("ticks of a node were not stored together; each rank tries it", exc_info=True)
+            stored = self._tried(ticks)
             for tick in ticks:
                 self._tell(tick.link, self._answer(tick, stored))
+            if self._gave_up:
+                for link in list(self._links):
+                    self._tell(link, Message(MessageKind.APART))
+
+    def _tried(self, ticks: list[_Tick]) -> _Object | None:
+        """The object with these ticks; None if their ranks are to store them."""
+        if self._ended_by is not None or self._gave_up:
+            return None
+        try:
+            stored = self._stored(ticks)
+            self._failing = False
+        except SupersededError:
+            return None  # each rank finds the end of its own journal
+        except Exception:
+            self._has_stored = False  # the object may still come to be there
+            level, self._failing = DEBUG if self._failing else WARNING, True
+            logger.log(level, "ticks of a node were not stored together; each rank tries it", exc_info=True)
+            return None
+        else:
+            return stored
+        finally:
+            self._began = None
 
     def _answer(self, tick: _Tick, stored: _Object | None) -> Message:
         if stored is not None:
@@ -213,11 +258,13 @@ class Carrier:
     def _stored(self, ticks: list[_Tick]) -> _Object | None:
         """Store ticks in one object; None if their ranks are to do it, or the journal is ended. Who finds another's
         object after its own is not alone: the ranks of its node do not all meet, and it gives up."""
-        began = time.monotonic()
+        began = self._began = time.monotonic()
         named = {(tick.rank, tick.number): tick.data for tick in ticks}
         for passed in range(_MOST_PASSED + 1):
-            nonce = secrets.token_hex(8)
-            index = NodeIndex(self._place.run, self._place.session, self._node, self._next, nonce, self._seen())
+            if self._stopped:  # another one may carry: it would find an object of this one's after its own
+                return None
+            nonce, seen, begun = secrets.token_hex(8), self._log.head.sighting, uptime()
+            index = NodeIndex(self._place.run, self._place.session, self._node, self._next, nonce, seen)
             buffers, offsets = pack_node(index, named)
             try:
                 self._storage.create_once(index.key, buffers)
@@ -231,8 +278,9 @@ class Carrier:
                     break
             else:
                 self._know(index.number + 1)
-                self._has_stored = True
-                return _Object(index.number, offsets, began)
+                if self._is_next(index.number, begun):
+                    self._has_stored = True
+                    return _Object(index.number, offsets, began)
         self._gave_up = True
         logger.warning(
             "another process makes objects of the journal of node %d of session %r, too: its ranks do not meet, as in "
@@ -242,6 +290,15 @@ class Carrier:
             self._place.session,
         )
         return None
+
+    def _is_next(self, number: int, begun: float) -> bool:
+        """True if an object that was begun then was the first one of its number. Another process may have made one that
+        a checkpoint has, and that was pruned meanwhile, for which it must be old: nobody would look there again."""
+        if (self._sure is None or uptime() - self._sure > SURE_S) and (settled := self._settled()) > number:
+            self._know(settled)
+            return False
+        self._sure = begun
+        return True
 
     def _key(self, number: int) -> str:
         return layout.node_key(self._place.session, self._node, number)

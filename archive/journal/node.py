@@ -1,6 +1,9 @@
 """Threads: one rank's way to share objects of a journal with the other ranks of its node. One of them carries the ticks
 of all to the store; when that one dies, another does. A rank that cannot reach it stores its ticks by itself, under
-their own keys, and waits for nobody longer than `PATIENCE_S`.
+their own keys, and waits for nobody longer than `PATIENCE_S`: once, until there is an answer to what it waited for.
+
+With each checkpoint a rank says below which number no object of its node has a tick beyond it. Only a rank that shares
+nothing more in its session says nothing: from then on all its ticks are its own objects.
 """
 
 from __future__ import annotations
@@ -17,15 +20,14 @@ from logging import WARNING
 from typing import Any, NamedTuple, Self
 
 from archive.base import SupersededError, UsageError, in_child, layout, level_of, logger
-from archive.journal.carrier import Carrier, MessageKind
+from archive.journal.carrier import PATIENCE_S, Carrier, MessageKind
 from archive.journal.rendezvous import MAX_DATA_BYTES, Link, Message, Rendezvous
-from archive.log import CommitLog, Place, Sighting, commits
-from archive.store import Storage
+from archive.journal.ticker import LOOK_S, uptime
+from archive.log import CommitLog, Place, commits
 
 JOURNALS = ("rank", "node")  # of journals
 MAX_SHARED_BYTES = min(32 * 1024 * 1024, MAX_DATA_BYTES)  # of a tick: a larger one is an object of its own
 SILENT_S = 10.0  # who gives no sign of life for so long is stopped
-PATIENCE_S = 60.0  # the wait for the store, beyond which a tick is stored by itself as well
 _MEET_S = 2.0  # the wait for who carries, before the first tick and after a death
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.01, 1.0  # between looks for who carries
 _TOLD_AFTER_S = 10.0
@@ -89,25 +91,20 @@ class NodeJournal:
     is. opening: the nonce of the commit that opened the session, which is another one in a copy of the archive; one
     that was made since lies at another URL. It belongs to the process that made it, and ends by `close`."""
 
-    def __init__(
-        self,
-        storage: Storage,
-        place: Place,
-        opening: str,
-        node: Node,
-        within_s: float,
-        seen: Callable[[], Sighting | None],
-    ) -> None:
+    def __init__(self, log: CommitLog, place: Place, opening: str, node: Node, within_s: float) -> None:
         self.node = node.number
         self._level = level_of(node.local, WARNING)
         self.asked: Callable[[], bool] = lambda: False
+        self._log = log
         self._place = place
-        self._about = storage, place, node.number, within_s, seen
-        self._names = storage.url, opening, place.run, place.session, node.number
+        self._about = log, place, node.number, within_s, self._settled
+        self._names = log.storage.url, opening, place.run, place.session, node.number
         self._lock = threading.Lock()
-        self._waiting: dict[int, Future[Shared | None]] = {}  # number of a tick -> what became of it
+        self._waiting: dict[int, Future[Shared | None]] = {}  # number of a tick that was handed over -> the answer
         self._handed = -1  # the newest tick that was handed over: earlier ones come by themselves
-        self.known = 0  # the node's objects below this number are there
+        self._apart = False  # nothing is handed over any more
+        self.known = 0  # the node's objects below this number are there, or were
+        self._heard = uptime()  # the time at which it was the number of the next one, by who carries or by the store
         self._link: Link | None = None
         self._meeting: Rendezvous | None = None
         self._carrier: Carrier | None = None
@@ -124,7 +121,7 @@ class NodeJournal:
         nodes = entry.nodes
         if nodes is not None and node.number in nodes:
             opened = next(commits.read_all(log.storage, [entry.opened or 0], log.head))
-            return cls(log.storage, place, opened.nonce, node, within_s, lambda: log.head.sighting)
+            return cls(log, place, opened.nonce, node, within_s)
         logger.log(
             level_of(node.local, WARNING),
             "session %r was opened by a rank with %s, so rank %d, of node %d, makes objects of its own: give all ranks "
@@ -137,13 +134,21 @@ class NodeJournal:
         return None
 
     @property
-    def mark(self) -> tuple[int, int]:
-        """The node, and the number of its objects below which there is no tick that this rank has yet to complete."""
-        return self.node, self.known
+    def mark(self) -> tuple[int, int] | None:
+        """The node, and the number of its objects below which there is no tick that this rank has yet to complete; None
+        if there will be none in any of them."""
+        return None if self._apart else (self.node, self.known)
+
+    def _settled(self) -> int:
+        """The number of the node's objects below which nobody looks for ticks, by the newest commit. SupersededError if
+        another session was opened."""
+        head = commits.newest_after(self._log.storage, self._log.head)
+        self._place.newest(head)
+        return (head.runs[self._place.run].nodes or {}).get(self.node, 0)
 
     def store(self, number: int, data: list[Any]) -> Shared | None:
         """Store a tick in an object of the node; None if it is to be stored by itself. SupersededError if a newer
-        session has ended the journal."""
+        session has ended the journal. While there is no answer to an earlier one for long, none is handed over."""
         if sum(memoryview(part).nbytes for part in data) > MAX_SHARED_BYTES:
             return None
         if not self._met.wait(_MEET_S):
@@ -151,7 +156,7 @@ class NodeJournal:
         waiting: Future[Shared | None] = Future()
         with self._lock:
             link = self._link
-            if link is None or number <= self._handed:
+            if link is None or number <= self._handed or any(one.done() for one in self._waiting.values()):
                 return None
             self._handed, self._waiting[number] = number, waiting
             try:
@@ -162,9 +167,10 @@ class NodeJournal:
         try:
             return waiting.result(PATIENCE_S)
         except FutureTimeoutError:
-            return None
-        finally:
-            self._waiting.pop(number, None)
+            with self._lock:
+                for one in self._waiting.values():
+                    _resolve(one, None)
+            return waiting.result()
 
     def close(self, timeout_s: float = 1.0) -> None:
         """End it: others of the node go on."""
@@ -196,33 +202,62 @@ class NodeJournal:
             told = "the ranks of this node cannot share objects of a journal, so each makes its own: %s"
             logger.log(self._level, told, error)
         finally:
+            with self._lock:
+                self._apart = True
             self._met.set()
 
     def _meet(self, meeting: Rendezvous) -> None:
-        """Carry, if nobody else does, and be connected to who carries, again and again."""
+        """Carry, if nobody else does, and be connected to who carries, again and again, until it is told that this is
+        of no use."""
         pause_s, since, told = _FIRST_LOOK_S, time.monotonic(), False
         while not self._stopped.is_set():
             if self._carrier is None and (listening := meeting.listen()) is not None:
-                self._carrier = Carrier(listening, *self._about)
+                self._carrier = Carrier(listening, *self._about, self._look())
             link = meeting.connect(SILENT_S)
             if link is not None and self._served(link):
                 pause_s, since = _FIRST_LOOK_S, time.monotonic()
+            if self._apart:
+                return
             if not told and time.monotonic() - since > _TOLD_AFTER_S:
                 told = True
                 logger.warning("rank %d does not reach who stores for its node: it stores by itself", self._place.rank)
                 self._met.set()
+            if uptime() - self._heard > LOOK_S:
+                self._heard = uptime()
+                self._look()
             self._stopped.wait(pause_s)
             pause_s = min(2 * pause_s, _LAST_LOOK_S)
+
+    def _look(self) -> float | None:
+        """Look for the number of the node's next object, which is known as of the time that this gives; None if it
+        could not be found. Of those below a mark some were pruned: that one is missing says nothing there.
+
+        Who begins to carry needs it, and who reaches nobody that would tell it: its mark would stay, and with it all
+        objects of the node be awaited."""
+        began = uptime()
+        try:
+            while not self._stopped.is_set():
+                while self._log.storage.exists(layout.node_key(self._place.session, self.node, self.known)):
+                    self.known += 1
+                if (settled := self._settled()) <= self.known:
+                    return began
+                self.known = settled
+        except SupersededError:
+            pass  # the rank's own journal ends, and says so
+        except Exception:
+            logger.warning("objects of node %d were not looked for; this is tried again", self.node, exc_info=True)
+        return None
 
     def _served(self, link: Link) -> bool:
         """Take in answers until the connection ends; False if there was none."""
         try:
             link.send(Message(MessageKind.HELLO, self._place.rank, self.known))
-            while (message := link.receive()) is not None and not self._stopped.is_set():
+            while not (self._stopped.is_set() or self._apart) and (message := link.receive()) is not None:
                 if self._link is None:  # it is alive
                     self._link = link
                     self._met.set()
                 self._take(link, message)
+                self._heard = uptime()
         except OSError:
             pass  # it died, or is stopped
         finally:
@@ -230,8 +265,7 @@ class NodeJournal:
                 was_alive, self._link = self._link is not None, None
                 if was_alive and not self._stopped.is_set():
                     self._met.clear()
-                for number in list(self._waiting):
-                    self._answer(number, None)
+                self._answer_all(None)
             link.close()
         return was_alive
 
@@ -248,18 +282,30 @@ class NodeJournal:
         elif message.kind == MessageKind.ALONE:
             self._answer(message.number, None)
         elif message.kind == MessageKind.ENDED:
-            error = self._place.superseded(message.data.decode("utf-8", "replace"))
-            for number in list(self._waiting):
-                self._answer(number, error)
+            with self._lock:
+                self._answer_all(self._place.superseded(message.data.decode("utf-8", "replace")))
+        elif message.kind == MessageKind.APART:
+            with self._lock:
+                self._apart = True
 
-    def _answer(self, number: int, found: Shared | SupersededError | None) -> None:
-        waiting = self._waiting.get(number)
-        if waiting is None or waiting.done():
-            return
-        if isinstance(found, SupersededError):
-            waiting.set_exception(found)
-        else:
-            waiting.set_result(found)
+    def _answer(self, number: int, found: Shared | None) -> None:
+        with self._lock:
+            if (waiting := self._waiting.pop(number, None)) is not None:
+                _resolve(waiting, found)
+
+    def _answer_all(self, found: SupersededError | None) -> None:
+        while self._waiting:
+            _resolve(self._waiting.popitem()[1], found)
+
+
+def _resolve(waiting: Future[Shared | None], found: Shared | SupersededError | None) -> None:
+    """Say what became of a tick, unless it waits no more."""
+    if waiting.done():
+        return
+    if isinstance(found, SupersededError):
+        waiting.set_exception(found)
+    else:
+        waiting.set_result(found)
 
 
 _open: weakref.WeakSet[NodeJournal] = weakref.WeakSet()

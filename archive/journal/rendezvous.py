@@ -146,9 +146,10 @@ class Rendezvous:
         """Listen no more; another one may."""
         if self._lock is not None:
             lock, self._lock = self._lock, None
-            for path in (self._at, self._lock_at):
-                with suppress(OSError):
-                    path.unlink()
+            with suppress(OSError):
+                if self._lock_at.stat().st_ino == os.fstat(lock).st_ino:  # else another one listens: it was removed
+                    self._at.unlink(missing_ok=True)
+                    self._lock_at.unlink()
             os.close(lock)
 
     def forget(self) -> None:

@@ -21,7 +21,8 @@ _LEAST_PAUSE_S = 1.0  # a busy machine has many shorter ones
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # goes on while the machine sleeps, where it can
 
 
-def _now() -> float:
+def uptime() -> float:
+    """Seconds since some time, also those in which the machine slept."""
     return time.clock_gettime(_CLOCK)
 
 
@@ -37,12 +38,12 @@ class Heartbeat:
         self._look = look
         self._lock = forking.lock(self)
         self._superseded: SupersededError | None = None
-        self._beaten = self._looked = _now()
+        self._beaten = self._looked = uptime()
         self._paused = False
 
     def beat(self) -> None:
         """Take note that the journal's thread is at work. Errors of the store are left to the next caller."""
-        due, self._beaten = self._due(), _now()
+        due, self._beaten = self._due(), uptime()
         if due and not self.superseded:
             try:
                 self._look_again()
@@ -74,13 +75,13 @@ class Heartbeat:
             raise SupersededError(*self._superseded.args)
 
     def _due(self) -> bool:
-        now = _now()
+        now = uptime()
         self._paused |= now - self._beaten > self._pause_s
         return self._paused or now - self._looked >= LOOK_S
 
     def _look_again(self) -> None:
         with self._lock:
-            began = _now()
+            began = uptime()
             paused, self._paused, self._beaten = self._paused, False, max(self._beaten, began)
             try:
                 self._look()
