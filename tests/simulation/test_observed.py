@@ -1,4 +1,4 @@
-"""Simulated histories of whole archives are steps that the specification allows; those of a library that lacks a guard
+"""Simulated histories of whole archives are steps that the specification allows; those of a library with a known fault
 are not."""
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from archive.store import Storage
 from tests.support import specification
 from tests.support.observations import Event, Opening, Projection
 from tests.support.sampling import fresh_seed
-from tests.support.simulation.guards import GUARDS, Guarded
 from tests.support.simulation.histories import KINDS, History, Kind, run
+from tests.support.simulation.known_faults import KNOWN_FAULTS, KnownFault
 from tests.support.simulation.library import forget_the_last, replaced
 from tests.support.simulation.promises import JOBS
 from tests.support.simulation.store import Observation
@@ -26,10 +26,6 @@ from tests.support.simulation.store import Observation
 pytestmark = pytest.mark.skipif(bool(specification.missing()), reason=specification.missing() or "TLC runs")
 
 SEEDS, SOAK_SEEDS, MUTANT_SEEDS = range(12), 300, range(4)
-REFUSED = {  # a guard of the library, and the condition of the specification that refuses what happens without it
-    "a start that opens late ends a newer job": "opens",
-    "somebody who was replaced is told that all is durable": "ended",
-}
 
 
 @contextlib.contextmanager
@@ -46,16 +42,16 @@ def openings() -> Iterator[dict[str, Opening]]:
         yield found
 
 
-def observed(kind: Kind, seeds: Sequence[int], guard: Guarded | None = None) -> list[list[Event]]:
-    """The events of these histories, of the library as it is or without a guard."""
+def observed(kind: Kind, seeds: Sequence[int], fault: KnownFault | None = None) -> list[list[Event]]:
+    """The events of these histories, of the library as it is or with a fault."""
     out = []
     with replaced(), mock.patch.dict(KINDS, {kind.name: kind}):
         for seed in seeds:
-            with openings() as found, contextlib.nullcontext() if guard is None else guard.taken_out():
+            with openings() as found, contextlib.nullcontext() if fault is None else fault.back():
                 seen = list(run(History.drawn(seed, kind)).observations)
             forget_the_last()
             out.append((seen, found))
-    return [events(f"{guard and guard.fault}-{kind.name}-{seeds[at]}", *one) for at, one in enumerate(out)]
+    return [events(f"{fault and fault.name}-{kind.name}-{seeds[at]}", *one) for at, one in enumerate(out)]
 
 
 def events(name: str, seen: Sequence[Observation], found: Mapping[str, Opening]) -> list[Event]:
@@ -66,18 +62,17 @@ def events(name: str, seen: Sequence[Observation], found: Mapping[str, Opening])
     return list(Projection(storage, found).events(seen))
 
 
-def test_histories_are_allowed_and_those_without_a_guard_are_refused(tmp_path: Path) -> None:
+def test_histories_are_allowed_and_those_with_a_fault_are_refused(tmp_path: Path) -> None:
     traces = observed(JOBS, SEEDS)
     assert sum(map(len, traces)) > 100
     whose = [""] * len(traces)
-    for guard in GUARDS:
-        if guard.fault in REFUSED:
-            kind = replace(JOBS, parties=guard.parties, befalls=guard.befalls, check=lambda world: None)
-            some = observed(kind, MUTANT_SEEDS, guard)
-            traces, whose = traces + some, whose + [guard.fault] * len(some)
+    for fault in KNOWN_FAULTS:
+        if fault.refused:
+            some = observed(replace(fault.kind, check=lambda world: None), MUTANT_SEEDS, fault)
+            traces, whose = traces + some, whose + [fault.name] * len(some)
     found = specification.check_traces(tmp_path, traces)
     refused = {(whose[at], why) for at, one in enumerate(found) if one is not None for why in one[1]}
-    assert refused == {*REFUSED.items()}
+    assert refused == {(fault.name, fault.refused) for fault in KNOWN_FAULTS if fault.refused}
 
 
 @pytest.mark.soak

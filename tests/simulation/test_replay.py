@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.simulation.choosers import Chooser
 from tests.support.simulation.commits import LOG
-from tests.support.simulation.guards import GUARDS
 from tests.support.simulation.histories import History, HistoryError, Kind, run
+from tests.support.simulation.known_faults import KNOWN_FAULTS
 from tests.support.simulation.library import forget_the_last
 from tests.support.simulation.promises import JOBS
 from tests.support.simulation.scheduler import HungError, Party, Scheduler
@@ -52,12 +52,12 @@ def test_the_turns_of_a_history_give_it_again() -> None:
 
 @pytest.mark.timeout(900)
 def test_what_goes_wrong_is_made_small_and_seen_again() -> None:
-    guard = GUARDS[0]
-    *_, error = guard.found(0, 60.0, tries=60)
+    fault = KNOWN_FAULTS[0]
+    *_, error = fault.found(0, 60.0, tries=60)
     assert isinstance(error, HistoryError)
     small = History.parse(str(error).rpartition("SIM_HISTORY='")[2].rstrip("'"))
     assert len(small.words) <= 8
-    with guard.taken_out():
+    with fault.back():
         assert [type(run(small).error) for _ in range(2)] == [AssertionError, AssertionError]
     assert run(small).error is None
 

@@ -177,7 +177,7 @@ def _made(store: ObjectStore, url: str) -> Log:
     from archive.base import layout
 
     about = json.dumps(_ABOUT | {"format": layout.format_block()}, indent=1).encode() + b"\n"
-    store.keep("archive.json", about, only_new=True)
+    store.objects.keep("archive.json", about, only_new=True)
     return Log(store, url)
 
 
@@ -188,6 +188,7 @@ LOG = KINDS["log"] = Kind(
     [{"begin": 2, "commit": 5, "look": 1}, {"look": 1}, {"forget": 2, "look": 1, "commit": 1}],
     check,
     length=4,
+    first=3,
     points=60,
     refusals=(DeadlineError, AmbiguousWriteError),
 )

@@ -24,17 +24,17 @@ from tests.support.simulation.scheduler import HungError, Party, Scheduler
 from tests.support.simulation.store import ObjectStore, Observation, serve
 
 Rule = Callable[[Any, random.Random], None]
-STRIKES = ("crash", "stop", "clock")  # at a point of a party
+STRIKES = ("crash", "stop", "clock", "death")  # at a point of a party; a death is of one of its ranks
 FAULTS = ("refused", "lost", "late")  # at a request of it
 STOPS_S = (1.0, 90.0, 4_000.0)
-CLOCKS_S = (-86_400.0, -60.0, 5.0, 7_200.0)
+CLOCKS_S = (-86_400.0, -3_600.0, -60.0, 7_200.0)
 _WORD = re.compile(r"(\w+)([.!])(\w+):(\d+)(?:/(-?[\d.]+))?|@(\d+)>(\d+)|(\w+)=(\S+)")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """The rules of one kind of history. world: makes what its parties share. parties: their names and how often each
-    has which rule. check: holds the end against the promises."""
+    """The rules of one kind of history. world: makes what its parties share. parties: how often one goes by which rule;
+    the first of a history is one of the `first` of these. check: holds the end against the promises."""
 
     name: str
     world: Callable[[ObjectStore, str], Any]
@@ -42,22 +42,24 @@ class Kind:
     parties: Sequence[Mapping[str, float]]
     check: Callable[[Any], None]
     length: int
+    first: int
     points: int  # about so many has a party of an average history
     refusals: tuple[type[Exception], ...] = ()  # errors that a party may get: it goes on with its next step
+    sizes: tuple[int, ...] = (2, 2, 3)  # how many parties a history has
     befalls: tuple[str, ...] = STRIKES + FAULTS
     by: tuple[str, ...] = ("random:0.02", "random:0.2", "random:0.7", "pct:1", "pct:2", "pct:3")
 
     def drawn(self, rng: random.Random) -> list[Word]:
-        """What two or more parties do, and what befalls them."""
+        """What parties do, and what befalls them."""
         words: list[Word] = []
-        names = "ABCDEF"[: rng.choice([2, 2, 3])]
+        names = "ABCDEF"[: rng.choice(self.sizes)]
         for name in names:
-            weights = rng.choice(self.parties)
+            weights = rng.choice(self.parties[: self.first] if name == "A" else self.parties)
             cumulative = list(accumulate(weights.values()))
             for _ in range(rng.randint(2, self.length)):
                 rule = rng.choices(list(weights), cum_weights=cumulative)[0]
                 words.append(Word(name, ".", rule, rng.getrandbits(16)))
-        for _ in range(rng.choice([0, 0, 1, 2, 4]) if self.befalls else 0):
+        for _ in range(rng.choice([0, 1, 2, 4]) if self.befalls else 0):
             what, at = rng.choice(self.befalls), int(rng.expovariate(2 / self.points)) + 1
             value = {"stop": rng.choice(STOPS_S), "clock": rng.choice(CLOCKS_S)}.get(what, 0.0)
             words.append(Word(rng.choice(names), "!", what, at if what in STRIKES else at // 10 + 1, value))
@@ -211,6 +213,9 @@ class _Run:
             party.clock_s += one.value
         elif one.what == "stop":
             self._s.stop(party, one.value)
+        elif one.what == "death":
+            if living := [rank for rank in party.launched if rank.alive]:
+                self._s.kill(living[-1 - one.number % 2 * (len(living) > 1)])
         elif self._s.works(party):
             self._begin(party.name, steps, [other for other in strikes if other.number > one.number], party.points)
             self._s.kill(party)

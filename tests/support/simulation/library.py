@@ -15,15 +15,20 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
+from functools import lru_cache
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
+from archive.base import ArchiveError
+from archive.tables import parquet
 from tests.support.simulation.scheduler import BEGAN_S, here
 from tests.support.simulation.threads import Condition, Event, Future, Local, Lock, Pool, RLock, Thread, wait
 
 _MOST_GARBAGE = 100_000  # objects
+_POLL_S = 120.0  # no rule asks a job for a checkpoint, so it seldom looks
 ROOMS = (
     "base",
     "store",
@@ -52,7 +57,7 @@ def true_time() -> float:
 
 def wall_time() -> float:
     """The time that the clock of the party tells that runs."""
-    return true_time() + here().running.party.clock_s
+    return true_time() + here().running.party.launcher.clock_s
 
 
 def chance() -> random.Random:
@@ -108,6 +113,23 @@ def _token(size: int = 16) -> bytes:
     return chance().randbytes(size)
 
 
+_decode = parquet.loads
+
+
+@lru_cache(4_096)
+def _decoded(data: bytes, kind: str, names: tuple[str, ...] | None, committed: bool) -> Any:
+    return _decode(data, kind, where="", columns=names, committed=committed)
+
+
+def _loads(data: Any, kind: str, *, where: str, columns: Sequence[str] | None = None, committed: bool = True) -> Any:
+    """As `tables.loads`, which is pure: what many parties read is decoded once."""
+    names = None if columns is None else tuple(columns)
+    try:
+        return _decoded(bytes(data), kind, names, committed)
+    except ArchiveError:
+        return _decode(data, kind, where=where, columns=names, committed=committed)
+
+
 _THREADS = {
     "Lock": Lock,
     "RLock": RLock,
@@ -142,6 +164,7 @@ _INSTEAD: list[tuple[Any, Any]] = [
     (futures.wait, wait),
     (time.perf_counter, _now),
     (time.monotonic, _now),
+    (_decode, _loads),
 ]
 
 
@@ -190,13 +213,18 @@ def replaced() -> Iterator[None]:
             if package is resharding or found.name.split(".")[1] in (*ROOMS, "facade", "opening", "writer"):
                 _import_all(found.name)
     from archive.base import parallel
+    from archive.checkpoint import requests
     from archive.write import imports
 
     imports.start()
     imports.wait()
     places = list(_places())
     _known[:] = [one for one in _caches() if one.__wrapped__.__name__ in ("_helpers", "_memory")]
-    cores, parallel.usable_cores = parallel.usable_cores, lambda: 1
+    settings = [
+        (parallel, "usable_cores", lambda: 1),
+        (requests, "POLL_S", _POLL_S),
+        (requests, "ASKED_POLL_S", _POLL_S),
+    ]
     logger, collects = logging.getLogger("archive"), gc.isenabled()
     quiet, logger.disabled = logger.disabled, True
     gc.collect()
@@ -205,11 +233,14 @@ def replaced() -> Iterator[None]:
     for of, word, _, ours in places:
         of[word] = ours
     try:
-        yield
+        with contextlib.ExitStack() as stack:
+            for owner, name, value in settings:
+                stack.enter_context(mock.patch.object(owner, name, value))
+            yield
     finally:
         for of, word, real, _ in places:
             of[word] = real
-        parallel.usable_cores, logger.disabled = cores, quiet
+        logger.disabled = quiet
         forget_the_last()
         gc.unfreeze()
         if collects:

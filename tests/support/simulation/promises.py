@@ -4,15 +4,20 @@ happen", as far as interleavings can bring it about."""
 from __future__ import annotations
 
 import json
+import random
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 import archive
-import resharding
+from archive.log import tablefiles
+from tests.support.simulation.archivists import ARCHIVIST_PARTIES, ARCHIVIST_RULES
 from tests.support.simulation.histories import KINDS, Kind
-from tests.support.simulation.jobs import PARTIES, REFUSALS, RULES, Rank, Session, State, World, made, read, steps_of
+from tests.support.simulation.jobs import JOB_PARTIES, JOB_RULES, add, checkpoint, close, go_on
+from tests.support.simulation.scheduler import DiedError
+from tests.support.simulation.store import OTHER
+from tests.support.simulation.world import Job, Rank, Session, State, World, read
 
 MOST_LOST = 16  # races in a row
 
@@ -25,7 +30,7 @@ def check(world: World) -> None:
     arc = archive.open(world.url)
     assert arc.head.number == len(bodies)
     points = {one.number: one for one in arc.checkpoints}
-    held = {number: read(world, one) for number, one in points.items() if one.replay_saved}
+    held = {number: read(one.episodes) for number, one in points.items() if one.replay_saved}
     _check_grows(bodies)
     _check_saved(world, points, held)
     _check_durable(world, bodies, held)
@@ -33,7 +38,11 @@ def check(world: World) -> None:
     lost = world.committed - there - world.forgotten
     assert not lost or world.let_go or world.expiring, f"episodes that were committed are not there: {sorted(lost)}"
     for name, number in world.tagged.items():
-        read(world, archive.open(world.url, commit=name).checkpoints.at_commit(number))
+        read(archive.open(world.url, commit=name).checkpoints.at_commit(number).episodes)
+    for number, names in world.merged.items():
+        found = read(archive.open(OTHER, commit=number, allow_bases=[world.url]).episodes)
+        assert names <= found, f"commit {number} of the archive that refers to this one lacks {sorted(names - found)}"
+    _check_redacted(world, arc)
     _check_goes_on(world, arc)
     report = archive.open(world.url).verify()
     assert report.sound, f"verify has findings: {report.findings}"
@@ -74,14 +83,23 @@ def _check_saved(world: World, points: dict[int, Any], held: dict[int, frozenset
                 continue
             point, live = (
                 points[number],
-                [rank.states[at].live for rank, at in zip(session.ranks, saved.states, strict=True)],
+                {rank: session.ranks[rank].states[at].live for rank, at in saved.states.items()},
             )
-            for rank, own in enumerate(live):
+            for rank, own in live.items():
                 assert point.state(rank) == saved.own, f"checkpoint {number} has another state"
                 if saved.replay and own:
                     assert np.all(point.column("p", rank) == saved.value), f"checkpoint {number} has another column"
             if saved.replay:
-                assert held[number] == frozenset().union(*live), f"checkpoint {number} has other episodes"
+                assert held[number] == frozenset().union(*live.values()), f"checkpoint {number} has other episodes"
+
+
+def _check_redacted(world: World, arc: Any) -> None:
+    """No retained commit leads to a table that names what was redacted."""
+    retained = [arc, *(archive.open(world.url, commit=name) for name in world.tagged)]
+    for one in retained if world.redacted else ():
+        files = one.head.files("segments")
+        names = {*tablefiles.load(one.storage, "segments", files, ["episode_id"])["episode_id"].to_pylist()}
+        assert not names & world.redacted, f"commit {one.head.number} names {sorted(names & world.redacted)}"
 
 
 def _check_durable(world: World, bodies: list[dict[str, Any]], held: dict[int, frozenset[str]]) -> None:
@@ -111,9 +129,9 @@ def _check_successor(
     trained = {
         key
         for saved in old.saved.values()
-        if saved.told < chosen
-        for rank, at in zip(old.ranks, saved.states, strict=True)
-        for key in rank.states[at].trained
+        if saved.told < chosen and saved.whole
+        for rank, at in saved.states.items()
+        for key in old.ranks[rank].states[at].trained
     }
     assert not trained & ((new.to_train or frozenset()) | new.to_reissue), f"{new.name} trains twice {sorted(trained)}"
     for rank in old.ranks:
@@ -132,7 +150,7 @@ def _check_successor(
 def _told(session: Session, rank: Rank, before: int) -> list[int]:
     """The states that a rank was told are durable before a time."""
     number = session.ranks.index(rank)
-    saved = [one.states[number] for one in session.saved.values() if one.told < before and one.replay]
+    saved = [one.states[number] for one in session.saved.values() if one.told < before and one.replay and one.whole]
     return [*saved, *(state for state, _, ended in rank.durable if ended < before)]
 
 
@@ -157,16 +175,36 @@ def _check_zombie(world: World, old: Session, opened: int, held: list[frozenset[
 def _check_goes_on(world: World, arc: Any) -> None:
     """Each run can be opened again and saved, with what was told to be durable."""
     for run in sorted(arc.head.runs):
-        old = world.sessions.get(arc.head.runs[run].session)
-        point = archive.open(world.url).recover(run)
-        live = frozenset() if point is None else read(world, point)
-        for rank in old.ranks if old is not None else ():
-            told = max(_told(old, rank, world.now()), default=0)
-            assert told == 0 or _reached(rank, live, told), f"the recovery of {run} lacks what was durable"
-        share = None if point is None else resharding.plan(point, 1).share(0)
-        with archive.open(world.url).writer(run=None if share else run, resume=share, session=f"last-{run}") as w:
-            w.add_episode(steps_of("last"), episode_id=f"last of {run}")
-            w.checkpoint(10**6, state={"value": 0}).result()
+        old, me = world.sessions.get(arc.head.runs[run].session), Job(world, "last")
+        goes_on = go_on(me, run, 1, {})
+        if old is not None:
+            _check_successor(old, me.session, me.session.planned, None, began_anew=not goes_on)
+        add(me, random.Random(0))
+        checkpoint(me, random.Random(0))
+        close(me, random.Random(0))
 
 
-JOBS = KINDS["jobs"] = Kind("jobs", made, RULES, PARTIES, check, length=8, points=400, refusals=REFUSALS)
+REFUSALS = (
+    archive.SupersededError,
+    archive.SessionInUseError,
+    archive.ExpiredError,
+    archive.CheckpointError,
+    archive.ConflictError,
+    archive.NotDurableError,
+    archive.DeadlineError,
+    archive.AmbiguousWriteError,
+    archive.ClosedError,
+    DiedError,
+)
+JOBS = KINDS["jobs"] = Kind(
+    "jobs",
+    World.created,
+    {rule.__name__: rule for rule in (*JOB_RULES, *ARCHIVIST_RULES)},
+    (*JOB_PARTIES, *ARCHIVIST_PARTIES),
+    check,
+    length=8,
+    first=len(JOB_PARTIES),
+    points=400,
+    refusals=REFUSALS,
+    sizes=(1, 2, 2, 3),
+)

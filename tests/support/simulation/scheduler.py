@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from typing import Any, NoReturn
+from typing import Any, Generic, NoReturn, TypeVar
 
 import greenlet
 
 from tests.support.simulation.choosers import Chooser
 
+T = TypeVar("T")
 BEGAN_S = 1_000.0
 _pids = itertools.count(10_000_000)  # of no process that there is; never the same in two histories
 _active: list[Scheduler] = []
@@ -45,10 +46,15 @@ def here() -> Scheduler:
     return _active[-1] if _active else _nobody
 
 
-class Party:
-    """A process: its strands, its clock, its random numbers, and what is to befall it at which of its points."""
+class DiedError(Exception):
+    """A process died before it had done its work."""
 
-    def __init__(self, name: str, seed: object = 0, points: int = 0) -> None:
+
+class Party:
+    """A process: its strands, its clock, its random numbers, and what is to befall it at which of its points. launcher:
+    the process that began it, which it ends with, and whose points its own are: a job's, of one of its ranks."""
+
+    def __init__(self, name: str, seed: object = 0, points: int = 0, launcher: Party | None = None) -> None:
         self.name = name
         self.pid = next(_pids)
         self.rng = random.Random(f"{seed} {name}")
@@ -58,12 +64,22 @@ class Party:
         self.stopped = False
         self.parked: list[Strand] = []  # ready, but for being stopped
         self.strikes: list[tuple[int, Callable[[], None]]] = []  # the next one first
+        self.launcher = launcher or self
+        self.launched: list[Party] = []
+        if launcher is not None:
+            launcher.launched.append(self)
 
     def reached(self) -> None:
         """It has come to one more point."""
-        self.points += 1
-        while self.alive and self.strikes and self.strikes[0][0] <= self.points:
-            self.strikes.pop(0)[1]()
+        launcher = self.launcher
+        launcher.points += 1
+        while launcher.alive and launcher.strikes and launcher.strikes[0][0] <= launcher.points:
+            launcher.strikes.pop(0)[1]()
+
+    @property
+    def all(self) -> tuple[Party, ...]:
+        """It, and those that it has launched."""
+        return self, *self.launched
 
 
 class Strand:
@@ -123,6 +139,7 @@ class Scheduler:
         strand = Strand(len(self.strands), f"{party.name}/{name}", party, run, self._hub, main=main)
         self.strands.append(strand)
         self._mains += main
+        strand.done = not party.alive
         self._make_ready(strand)
         return strand
 
@@ -167,14 +184,17 @@ class Scheduler:
     # -- what befalls parties ------------------------------------------------------------------------------------------
 
     def kill(self, party: Party) -> None:
-        """Nothing of a party runs any more; not even what it would do at its end."""
-        party.alive = False
+        """Nothing of a party, or of those that it has launched, runs any more; not even what it would do at its end."""
+        for one in party.all:
+            one.alive = False
         for strand in self.strands:
-            if strand.party is party and not strand.done:
+            if not strand.party.alive and not strand.done:
                 self.ready.pop(strand.number, None)
                 self._mains -= strand.main
                 strand.done = True
-        if self.running.party is party:
+                for waiting in strand.joining:
+                    self.unblock(waiting)
+        if not self.running.party.alive:
             self._leave()
 
     def works(self, party: Party) -> bool:
@@ -182,20 +202,24 @@ class Scheduler:
         return any(one.main and not one.done for one in self.strands if one.party is party)
 
     def stop(self, party: Party, seconds: float) -> None:
-        """A party does not run for so long, while the time goes on."""
-        party.stopped = True
-        for number in [number for number, strand in self.ready.items() if strand.party is party]:
-            party.parked.append(self.ready.pop(number))
-        self.spawn("continue", Party("kernel"), lambda: self._continue(party, seconds))
-        if self.running.party is party:
+        """A party, and those that it has launched, do not run for so long, while the time goes on."""
+        for one in party.all:
+            one.stopped = True
+        for number in [number for number, strand in self.ready.items() if strand.party.stopped]:
+            strand = self.ready.pop(number)
+            strand.party.parked.append(strand)
+        stopped = party.all
+        self.spawn("continue", Party("kernel"), lambda: self._continue(stopped, seconds))
+        if self.running.party.stopped:
             self._leave()
 
-    def _continue(self, party: Party, seconds: float) -> None:
+    def _continue(self, parties: Sequence[Party], seconds: float) -> None:
         self.block("", seconds)
-        party.stopped, parked, party.parked = False, party.parked, []
-        for strand in parked:
-            if party.alive:
-                self.ready[strand.number] = strand
+        for party in parties:
+            party.stopped, parked, party.parked = False, party.parked, []
+            for strand in parked:
+                if party.alive:
+                    self.ready[strand.number] = strand
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -280,3 +304,34 @@ class Scheduler:
             raise error
         self._hub.throw(error)
         raise greenlet.GreenletExit
+
+
+class Errand(Generic[T]):
+    """Work that a party does in a strand of its own, from now on."""
+
+    def __init__(self, party: Party, work: Callable[[], T]) -> None:
+        self._work, self._party = work, party
+        self._done: list[Callable[[], T]] = []
+        self._strand = here().spawn("work", party, self._run)
+
+    def _run(self) -> None:
+        try:
+            value = self._work()
+        except Exception as failed:
+            error = failed
+            self._done.append(lambda: _raise(error))
+        else:
+            self._done.append(lambda: value)
+
+    def result(self) -> T:
+        """Its result, once it is done; DiedError if the party dies before."""
+        while not self._strand.done:
+            self._strand.joining.append(here().running)
+            here().block(f"the end of {self._strand.name}")
+        if not self._done:
+            raise DiedError(f"{self._party.name} died")
+        return self._done[0]()
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
