@@ -121,6 +121,9 @@ def test_who_gave_up_keeps_nothing_of_its_node_awaited(monkeypatch: pytest.Monke
     monkeypatch.setattr(tempfile, "tempdir", str(short / ("0" if ws[0]._node.mark is None else "1")))
     ws.append(late := writer(arc, 2, 3, 1))
     until(lambda: late._node is not None and late._node.mark is None)
+    assert late._node is not None
+    late._node._thread.join(30)
+    assert late._node._link is None, "nor does it share anything once who told it is gone"
     for step in range(1, 4):
         for number in range(10):
             quiet(ws[0], number)
