@@ -68,7 +68,8 @@ def expunge(me: Job, rng: random.Random) -> None:
 def _redact(me: Job, name: str) -> None:
     arc = me.open()
     with contextlib.suppress(archive.NotFoundError):  # it was never saved, or is forgotten already
-        plan = arc.forget(ids=[name], keep=archive.Keep(last=1), redact=True)
+        keep = archive.Keep(last=1) if any(one.whole for one in arc.checkpoints) else None
+        plan = arc.forget(ids=[name], keep=keep, redact=True)
         if not plan.obstacles:
             me.world.let_go |= {one.commit for one in plan.checkpoints if not one.stays}
             _forgotten(me, arc, plan)

@@ -17,7 +17,7 @@ from archive import tables
 from archive.base import AmbiguousWriteError, ArchiveError, CommitUnknownError, DeadlineError, SupersededError
 from archive.log import Change, Commit, CommitLog, Place, commits, open_session
 from archive.store import Storage
-from tests.support.simulation.histories import KINDS, Kind
+from tests.support.simulation.histories import FAULTS, KINDS, Kind
 from tests.support.simulation.store import ObjectStore
 
 ID = "0" * 32
@@ -191,4 +191,5 @@ LOG = KINDS["log"] = Kind(
     first=3,
     points=60,
     refusals=(DeadlineError, AmbiguousWriteError),
+    befalls=("crash", "stop", "clock", *FAULTS),  # there are no ranks
 )

@@ -48,7 +48,10 @@ def go_on(me: Job, run: str, size: int, how: Mapping[str, Any], stalls: Callable
 
     def opened(rank: int) -> tuple[Any, frozenset[str]]:
         arc, plan = known()
-        place = {"rank": rank, "world_size": size, "run": run} if plan is None else {"resume": plan.share(rank)}
+        place: dict[str, Any] = {"rank": rank, "world_size": size, "run": run}
+        if plan is not None:
+            place = {"resume": plan.share(rank)}
+            dict(place["resume"].columns)  # a rank has those that it finds
         writer = arc.writer(**place, session=name, **how)
         return writer, frozenset(writer.live["episode_id"].to_pylist())
 
@@ -225,13 +228,20 @@ def close(me: Job, rng: random.Random) -> None:
         me.world.committed |= me.session.ranks[rank].added
 
 
+@begun
+def lose(me: Job, rng: random.Random) -> None:
+    """One of several ranks dies alone."""
+    if len(me.living) > 1:
+        here().kill(me.processes[rng.choice(me.living)])
+
+
 def idle(me: Job, rng: random.Random) -> None:
     """A prompt is drawn, and then nothing happens for hours."""
     draw(me, rng)
     here().block("hours", 3_900.0)
 
 
-JOB_RULES = (start, add, draw, redo, seal, train, remove, sync, commit, checkpoint, overtaken, close, pause, idle)
+JOB_RULES = (start, add, draw, redo, seal, train, remove, sync, commit, checkpoint, overtaken, close, pause, idle, lose)
 JOB_PARTIES = (
     {
         "start": 1.5,
@@ -244,6 +254,7 @@ JOB_PARTIES = (
         "close": 0.3,
         "pause": 1.5,
         "idle": 0.3,
+        "lose": 0.7,
     },
     {"start": 1.5, "draw": 3, "redo": 1, "seal": 3, "train": 2, "sync": 3, "checkpoint": 2.5, "pause": 1, "add": 1},
 )
