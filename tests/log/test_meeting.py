@@ -165,6 +165,24 @@ def test_an_id_given_before_a_look_and_committed_after_it_is_looked_at() -> None
     other.close()
 
 
+def test_an_id_that_came_into_a_file_with_older_rows_is_taken() -> None:
+    """Rows of several commits share a file: who knows the first of them does not know them all."""
+    arc = fresh()
+    w, other = arc.writer(run="one"), reopened(arc).writer(run="other")
+    for number in range(3):
+        for one in (w, other):
+            one.add_episode(steps(1), episode_id=f"{one.session}.{number}")
+            one.commit()
+    w.add_episode(steps(1), episode_id="x")
+    other.add_episode(steps(2), episode_id="x")
+    other.commit()
+    assert len(reopened(arc).head.files("segments")) == 1
+    with pytest.raises(DuplicateEpisodeError, match="'x'"):
+        w.commit()
+    w._end()
+    other.close()
+
+
 @pytest.mark.parametrize("verb", ["commit", "checkpoint"])
 def test_a_replacement_takes_the_place_of_what_is_committed_meanwhile(verb: str) -> None:
     arc = fresh()
