@@ -149,7 +149,7 @@ EAGER: dict[str, tuple[str, ...]] = {
 }
 STDLIB_ONLY = ("archive.base",)  # when it is imported
 NEVER_AT_START = ("torch", "s3fs", "zarr", "pyarrow", "fsspec", "click", "rich")
-MAX_IMPORT_S = 0.25
+MAX_IMPORT_S, BUSY_S = 0.25, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,16 +447,20 @@ def test_import_archive_loads_nothing_heavy() -> None:
     assert not set(loaded) & set(NEVER_AT_START)
 
 
-def _best_wall_s(code: str) -> float:
-    def wall_s() -> float:
-        started = time.perf_counter()
-        _python(code)
-        return time.perf_counter() - started
-
-    return min(wall_s() for _ in range(3))
+def _wall_s(code: str) -> float:
+    started = time.perf_counter()
+    _python(code)
+    return time.perf_counter() - started
 
 
 def test_import_archive_is_fast() -> None:
+    """By the best of three, or of as many as a busy machine needs for one that nobody holds up."""
     _python("import archive")  # byte code is compiled once, not measured
-    took_s = _best_wall_s("import archive") - _best_wall_s("pass")
+    imports, nothings, began = list[float](), list[float](), time.monotonic()
+    while True:
+        imports.append(_wall_s("import archive"))
+        nothings.append(_wall_s("pass"))
+        took_s = min(imports) - min(nothings)
+        if len(imports) >= 3 and (took_s < MAX_IMPORT_S or time.monotonic() > began + BUSY_S):
+            break
     assert took_s < MAX_IMPORT_S, f"import archive takes {took_s:.2f} s: see python -X importtime -c 'import archive'"

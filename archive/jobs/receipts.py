@@ -103,8 +103,9 @@ class Receipts:
         """True if a batch has a result on the store."""
         return self.round is not None and self.storage.exists(layout.batch_key(self.job, number))
 
-    def put(self, number: int, items: int, result: Result) -> bytes | None:
-        """Create the result of a batch, or give it; that of another worker which was there first counts."""
+    def put(self, number: int, items: int, result: Result) -> tuple[bool, bytes | None]:
+        """Create the result of a batch, or give it; True unless that of another worker was there first, which then
+        counts."""
         import pyarrow as pa
 
         index = ReceiptIndex(
@@ -117,10 +118,12 @@ class Receipts:
             rows["failed"] = pa.table({"batch": [number] * len(names), "episode_id": names, "error": errors})
         buffers = pack(index, rows, [file_member(name, _bytes(array)) for name, array in result.arrays.items()])[0]
         if self.round is None:
-            return b"".join(buffers)
-        with suppress(AlreadyExistsError):
+            return True, b"".join(buffers)
+        try:
             self.storage.create_once(index.key, buffers)
-        return None
+        except AlreadyExistsError:
+            return False, None
+        return True, None
 
     def agree(self, kind: str) -> str:
         """The kind of results that the job has: this one, if it is the first."""
@@ -171,11 +174,15 @@ class Worker:
         self.procedure = procedure
         self.receipts = receipts
         self._agreed: str | None = None
+        self._shares = False  # another driver's worker has made a result that this one was to make
 
     def prepare(self, number: int, items: Items) -> Any:
         """The input of `run`: a Done if the batch has a result already, or nothing can be read for it."""
         try:
-            return Done(number) if self.receipts.has(number) else self.procedure.prepare(items)
+            if not self.receipts.has(number):
+                return self.procedure.prepare(items)
+            self._shares = True
+            return Done(number)
         except Exception as error:
             return Done(number, error=error)
 
@@ -184,11 +191,14 @@ class Worker:
         if isinstance(prepared, Done):
             return prepared
         try:
+            if self._shares and self.receipts.has(number):  # since it was prepared
+                return Done(number)
             result = self.procedure.run(prepared, self._agree)
             began = perf_counter()
-            data = self.receipts.put(number, len(items), result)
+            made, data = self.receipts.put(number, len(items), result)
+            self._shares |= not made
             seconds = {**result.seconds, "written": perf_counter() - began}
-            return Done(number, True, len(items), result.steps, len(result.failed), seconds, data)
+            return Done(number, made, len(items), result.steps, len(result.failed), seconds, data)
         except Exception as error:
             return Done(number, error=error)
 

@@ -89,6 +89,8 @@ class JobCall:
         self.first = 0 if begun is None else begun.first
         self.results = set[int]() if job is None or begun is None else job.results(begun)
         self._values: dict[int, Receipt] = {}
+        self._own = set[int]()  # batches that were given to workers since one was drawn
+        self._met = False  # one of these was made by another driver
 
     @classmethod
     def of(
@@ -204,14 +206,27 @@ class JobCall:
 
     def _left(self) -> Iterator[tuple[int, Items]]:
         """The batches that have no result yet. Another driver may be at work on those of another call, so the first one
-        is drawn: both are rarely at the same."""
-        numbers = [n for n in range(self.first, self.first + self.batches) if n not in self.results]
-        begin = randrange(len(numbers)) if self.others and numbers else 0  # noqa: S311 (no secret)
-        for number in [*numbers[begin:], *numbers[:begin]]:
-            yield number, self.plan.batch(number - self.first)
+        is drawn of those that it comes to last, and they go downwards: the two meet, and do not follow each other. The
+        next one is drawn, too, where this driver comes to batches that another has made; else both would be at the same
+        ones from there on."""
+        given, draws = set[int](), int(self.others)
+        while numbers := sorted({*range(self.first, self.first + self.batches)} - self.results - given):
+            least = len(numbers) // 2 if self.others and draws == 1 else 0
+            begin = randrange(least, len(numbers)) if draws else 0  # noqa: S311 (no secret)
+            self._own, self._met = set[int](), False
+            for number in _from(numbers, begin, downwards=self.others):
+                if self._met:
+                    break
+                given.add(number)
+                self._own.add(number)
+                yield number, self.plan.batch(number - self.first)
+            if self._met and self.job is not None and self.round is not None:
+                self.results |= self.job.results(self.round)
+            draws += 1
 
     def _take(self, done: Done) -> None:
         self.results.add(done.number)
+        self._met |= not done.made and done.number in self._own  # and not one that was under way at the last draw
         if done.data is not None:
             self._values[done.number] = Receipt(done.data, layout.batch_key("", done.number), f"batch {done.number}")
         add("archive.job.rows.checkpointed", done.steps)
@@ -241,6 +256,13 @@ class JobCall:
         """End the round: all is done with its results."""
         if self.job is not None and self.round is not None:
             self.job.ends(self.round, FINISHED)
+
+
+def _from(numbers: Sequence[int], begin: int, *, downwards: bool) -> Sequence[int]:
+    """All numbers, from the one at a place on."""
+    if downwards:
+        return [*reversed(numbers[: begin + 1]), *reversed(numbers[begin + 1 :])]
+    return [*numbers[begin:], *numbers[:begin]]
 
 
 def _through(crew: Workers, batches: Iterator[tuple[int, Items]], look: Callable[[], None]) -> Iterator[Done]:

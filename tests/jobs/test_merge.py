@@ -15,7 +15,7 @@ import resharding
 from archive.base.layout import is_temporary
 from archive.errors import JobError, NotFoundError, UsageError
 from archive.testing import steps
-from resharding import archives
+from resharding import archives, transfer
 from tests.support.broken_jobs import interrupted, interrupted_at_each
 from tests.support.commands import document
 from tests.support.compactions import everything
@@ -147,7 +147,7 @@ def test_copies_of_a_cancelled_job_are_garbage(root: Path) -> None:
 
 def test_a_copy_that_was_pruned_meanwhile_ends_the_job(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only who cancels the job makes a prune delete what it has; then nothing is committed that is not whole."""
-    finished = resharding.transfer.copied  # type: ignore[attr-defined]
+    finished = transfer.copied
 
     def cancelled(*args: Any) -> Any:
         made = finished(*args)
@@ -155,7 +155,7 @@ def test_a_copy_that_was_pruned_meanwhile_ends_the_job(root: Path, monkeypatch: 
         archive.open(root / "to").prune(dry_run=False, **NOW)
         return made
 
-    monkeypatch.setattr("resharding.transfer.copied", cancelled)
+    monkeypatch.setattr(transfer, "copied", cancelled)
     with pytest.raises(JobError, match="was cancelled by another process"):
         merge(root)
     assert archive.open(root / "to").head.kind == "prune"

@@ -3,6 +3,7 @@ of a Ray cluster."""
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,10 @@ from typing import Any
 import pytest
 
 from archive.errors import JobError
+from archive.jobs import runner
+from archive.jobs.job import Batches, Job
+from archive.jobs.receipts import Done, Result
+from archive.jobs.runner import JobCall
 from tests.support import ray_cluster
 from tests.support.job_driver import EPISODES, WORKERS, calls, check, driver, ended, filled, kill_after, work
 
@@ -110,6 +115,28 @@ def test_the_same_job_started_twice_at_once(apart: dict[str, Any], tmp_path: Pat
         assert [ended(one), ended(other)] == ["done", "done"]
     check(arc, folder, killed=1)
     assert len(calls(folder)) < 2 * EPISODES
+
+
+def test_drivers_in_step_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that are at the same batch at the same time, one by one: who is second there goes on elsewhere."""
+    arc, rng, batches = filled("memory://in-step"), random.Random(7), 400
+    job = Job(arc.storage, "steps")
+    frozen = {"commit": arc.head.number, "annotations": arc.head.number, "session": "s", "terms": {}, "function": None}
+    made = job.begin(Batches.of([[str(n)] for n in range(batches)]), None, kind="verify", archive=arc.id, **frozen)
+    drivers = [JobCall.going_on(arc.storage, job, made.record) for _ in range(2)]
+    drawn = iter([17, 17])  # both begin there
+    monkeypatch.setattr(runner, "randrange", lambda *least_stop: next(drawn, None) or rng.randrange(*least_stop))
+    left, computed = [one._left() for one in drivers], 0
+    while under_way := [
+        (one, batch[0]) for one, source in zip(drivers, left, strict=True) if (batch := next(source, None))
+    ]:
+        there = {number for _, number in under_way if drivers[0].store.has(number)}
+        for one, number in under_way:
+            computed += number not in there
+            ours = number not in there and one.store.put(number, 1, Result({}, {}, None, 0))[0]
+            one._take(Done(number, ours))
+    assert [one.results for one in drivers] == [{*range(batches)}] * 2
+    assert computed <= batches + 20
 
 
 # -- clusters that change ----------------------------------------------------------------------------------------------
