@@ -23,7 +23,7 @@ FIGURES = {
     "modules named ...ing": 12,
     "records and protocols of the engine": 242,
     "class names with two meanings": 0,
-    "docstrings that begin with a relative word": 5,
+    "docstrings that begin with a relative word": 4,
     "files with searchsorted": 9,
     "places that append to the log": 0,
 }

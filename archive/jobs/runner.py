@@ -259,7 +259,7 @@ class JobCall:
 
 
 def _from(numbers: Sequence[int], begin: int, *, downwards: bool) -> Sequence[int]:
-    """All numbers, from the one at a place on."""
+    """The numbers from the one at a place on, and then those before it."""
     if downwards:
         return [*reversed(numbers[: begin + 1]), *reversed(numbers[begin + 1 :])]
     return [*numbers[begin:], *numbers[:begin]]
