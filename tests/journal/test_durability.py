@@ -45,6 +45,28 @@ def refuse(key: str) -> None:
     raise StorageError(f"no space for {key}; free some")
 
 
+def test_an_error_of_what_is_followed_is_told_to_who_calls_and_the_next_tick_takes_it_in() -> None:
+    arc, fails, taken = fresh(), list[Exception](), list[str]()
+
+    def take_in(w: archive.Writer) -> None:
+        if fails:
+            raise fails.pop()
+        taken.append(w.add_episode(steps(1)))
+
+    w = arc.writer(journal_s=0.05)
+    w.follow("it", take_in)
+    w.sync()  # takes it in, too: in this thread, which raises errors all the same afterwards
+    fails.append(ValueError("not ready"))
+    until(lambda: not fails)
+    there = len(taken)
+    until(lambda: len(taken) > there + 1)
+    with pytest.raises(ValueError, match="not ready"):
+        w.add_episode(steps(1))
+    w.sync()
+    assert sum(len(one.table("segments")) for one in journal(arc, w.session)) >= there + 2
+    w.close()
+
+
 def left_by_an_exception(w: Any) -> None:
     with pytest.raises(ZeroDivisionError), w:
         raise ZeroDivisionError
