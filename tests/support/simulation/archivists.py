@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections.abc import Callable
 from datetime import timedelta
 from functools import wraps
 from typing import Any
@@ -14,7 +15,6 @@ import resharding
 from archive.base import layout
 from archive.index import Walk
 from archive.log import tablefiles
-from tests.support.simulation.histories import Rule
 from tests.support.simulation.jobs import RUNS, checkpoint, pause, remove
 from tests.support.simulation.scheduler import here
 from tests.support.simulation.store import OTHER
@@ -24,15 +24,17 @@ PRUNE, PRUNE_S = "1h", 3_700.0  # longer than that
 CROWD = 40  # commits of others
 
 
-def once_saved(rule: Rule) -> Rule:
-    """A rule that lets some minutes pass until there is a whole checkpoint, and does nothing without one."""
+def once_saved(rule: Callable[..., None]) -> Callable[..., None]:
+    """A rule that lets some minutes pass until there is a whole checkpoint with episodes; without one it does nothing.
+    It does not come at once after that: perhaps there are more by then."""
 
     @wraps(rule)
-    def made(me: Job, rng: random.Random) -> None:
+    def made(me: Job, rng: random.Random, **how: Any) -> None:
         for number in range(9):
             arc = me.open()
             if len(arc.episodes) and any(one.whole for one in arc.checkpoints):
-                return rule(me, rng)
+                here().block("more", here().running.party.rng.choice([0.0, 40.0, 90.0]))
+                return rule(me, rng, **how)
             here().block("a checkpoint", 2.0**number)
         return None
 
@@ -44,9 +46,9 @@ def recover(me: Job, rng: random.Random) -> None:
 
 
 @once_saved
-def forget(me: Job, rng: random.Random) -> None:
+def forget(me: Job, rng: random.Random, most: int = 2) -> None:
     arc = me.open()
-    plan = arc.forget(keep=archive.Keep(last=rng.randint(1, 2)), episodes=rng.choice([None, "unreferenced"]))
+    plan = arc.forget(keep=archive.Keep(last=rng.randint(1, most)), episodes=rng.choice([None, "unreferenced"]))
     me.world.let_go |= {one.commit for one in plan.checkpoints if not one.stays}
     _forgotten(me, arc, plan)
 
@@ -135,8 +137,9 @@ def _needed(world: World, plan: Any) -> set[str]:
 @once_saved
 def expire(me: Job, rng: random.Random) -> None:
     """All that an archivist does in a day."""
-    recover(me, rng)
-    forget(me, rng)
+    for run in sorted(me.open().head.runs):
+        me.arc.recover(run)
+    forget(me, rng, most=1)
     here().block("the wait of a prune", PRUNE_S)
     prune(me, rng)
 

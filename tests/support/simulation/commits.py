@@ -181,14 +181,15 @@ def _made(store: ObjectStore, url: str) -> Log:
     return Log(store, url)
 
 
+_PARTIES = ({"begin": 2, "commit": 5, "look": 1}, {"look": 1}, {"forget": 2, "look": 1, "commit": 1})
 LOG = KINDS["log"] = Kind(
     "log",
     _made,
     {"look": look, "begin": begin, "commit": commit, "forget": forget},
-    [{"begin": 2, "commit": 5, "look": 1}, {"look": 1}, {"forget": 2, "look": 1, "commit": 1}],
+    _PARTIES,
     check,
     length=4,
-    first=3,
+    lead=_PARTIES,
     points=60,
     refusals=(DeadlineError, AmbiguousWriteError),
     befalls=("crash", "stop", "clock", *FAULTS),  # there are no ranks

@@ -34,7 +34,7 @@ _WORD = re.compile(r"(\w+)([.!])(\w+):(\d+)(?:/(-?[\d.]+))?|@(\d+)>(\d+)|(\w+)=(
 @dataclass(frozen=True)
 class Kind:
     """The rules of one kind of history. world: makes what its parties share. parties: how often one goes by which rule;
-    the first of a history is one of the `first` of these. check: holds the end against the promises."""
+    lead: the same of the first one of a history. check: holds the end against the promises."""
 
     name: str
     world: Callable[[ObjectStore, str], Any]
@@ -42,7 +42,7 @@ class Kind:
     parties: Sequence[Mapping[str, float]]
     check: Callable[[Any], None]
     length: int
-    first: int
+    lead: Sequence[Mapping[str, float]]
     points: int  # about so many has a party of an average history
     refusals: tuple[type[Exception], ...] = ()  # errors that a party may get: it goes on with its next step
     sizes: tuple[int, ...] = (2, 2, 3)  # how many parties a history has
@@ -54,7 +54,7 @@ class Kind:
         words: list[Word] = []
         names = "ABCDEF"[: rng.choice(self.sizes)]
         for name in names:
-            weights = rng.choice(self.parties[: self.first] if name == "A" else self.parties)
+            weights = rng.choice(self.lead if name == "A" else self.parties)
             cumulative = list(accumulate(weights.values()))
             for _ in range(rng.randint(2, self.length)):
                 rule = rng.choices(list(weights), cum_weights=cumulative)[0]

@@ -182,7 +182,7 @@ def checkpoint(me: Job, rng: random.Random) -> None:
     """A checkpoint of all ranks, whose column may be that of the one before; partial, perhaps, where some have died."""
     me.saves += 1
     states = {rank: me.session.ranks[rank].held for rank in me.living}
-    value, replay = rng.randrange(2), rng.random() < 0.8
+    value, replay = rng.randrange(2), rng.random() < 0.9
     own = rng.choice([None, {"value": value}])
     how = {"state": own, "save_replay": replay, "partial": len(states) < len(me.writers) and rng.random() < 0.7}
 
@@ -192,7 +192,7 @@ def checkpoint(me: Job, rng: random.Random) -> None:
         return writer.checkpoint(me.saves, f"{me.session.name}-{me.saves}", **how, **columns, timeout_s=PATIENCE_S)
 
     pending = {rank: me.at(rank, lambda writer=me.writers[rank]: begin(writer)) for rank in states}
-    if rng.random() < 0.5:  # what is journaled while it is joined
+    if rng.random() < 0.25:  # what is journaled while it is joined
         add(me, rng)
         sync(me, rng)
     found, *_ = [me.at(rank, one.result) for rank, one in pending.items()]

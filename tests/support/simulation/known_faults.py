@@ -34,12 +34,14 @@ class KnownFault:
     parties: tuple[Weights, ...]
     befalls: tuple[str, ...] = STRIKES + FAULTS
     sizes: tuple[int, ...] = JOBS.sizes
+    slow: bool = False  # not found within seconds
     given: str = ""  # a history that shows it, by the shortest trace of the specification
     refused: str = ""  # the condition of the specification that refuses the histories with it
 
     @property
     def kind(self) -> Kind:
-        return replace(JOBS, parties=self.parties, first=1, befalls=self.befalls, sizes=self.sizes)
+        others = self.parties[1:] or self.parties
+        return replace(JOBS, lead=self.parties[:1], parties=others, befalls=self.befalls, sizes=self.sizes)
 
     @contextlib.contextmanager
     def back(self) -> Iterator[None]:
@@ -87,7 +89,7 @@ def _of_ticks(of: Callable[..., Any]) -> Any:
 
 
 _JOB = {"start": 2, "add": 5, "sync": 3, "checkpoint": 2, "pause": 1}
-_SAVER = {"add": 2, "checkpoint": 4, "idle": 3}
+_SAVER = {"add": 1, "checkpoint": 3, "idle": 3}
 KNOWN_FAULTS = (
     KnownFault(
         "a start that opens late ends a newer job",
@@ -100,7 +102,9 @@ KNOWN_FAULTS = (
         "a prune deletes what the next checkpoint refers to",
         ((conflicts.Conflicts, "_check_objects", _nothing), (conflicts.Conflicts, "gone", lambda *_: {})),
         (_SAVER, {"expire": 1}),
-        ("stop",),
+        (),
+        (2,),
+        slow=True,
         given="A.start:13 A.add:0 A.checkpoint:5 A.idle:0 A.checkpoint:5 B.pause:5 B.expire:2",
     ),
     KnownFault("a recovered checkpoint that some ranks cannot read", ((fold.SessionFold, "_kinds", {}),), (_JOB,)),
@@ -137,6 +141,7 @@ KNOWN_FAULTS = (
         ((objects.History, "let_go", _as_it_was),),
         ({"add": 2, "commit": 1, "checkpoint": 3}, {"label": 1, "waver": 2, "prune": 2}),
         (),
+        (2, 2, 3),
         given="A.start:13 A.add:0 A.checkpoint:2 A.checkpoint:5 A.label:0 A.label:0 A.waver:15 A.prune:0",
     ),
     KnownFault(

@@ -203,7 +203,7 @@ JOBS = KINDS["jobs"] = Kind(
     (*JOB_PARTIES, *ARCHIVIST_PARTIES),
     check,
     length=8,
-    first=len(JOB_PARTIES),
+    lead=JOB_PARTIES,
     points=400,
     refusals=REFUSALS,
     sizes=(1, 2, 2, 3),
