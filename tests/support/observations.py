@@ -78,7 +78,8 @@ class Projection:
                 event, self._head = self._commit(commit, time), commit
                 yield event
             return
-        if not key.startswith(_FOLDERS):
+        again = key in self._there and self._storage.get(key) == data  # its first answer was lost
+        if again or not key.startswith(_FOLDERS):
             return
         self._there.add(key)
         event = {"event": "put", "object": self._number(key), "by": layout.session_of(key) or "", "time": time}
