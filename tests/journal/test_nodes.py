@@ -292,6 +292,17 @@ def test_ranks_of_copies_of_an_archive_do_not_meet(tmp_path: Path, when: str) ->
         check(recovered(archive.open(url)), {f"{name}-1"})
 
 
+def test_ranks_of_an_archive_that_was_made_anew_at_a_place_meet_nobody_of_the_one_before(tmp_path: Path) -> None:
+    found = []
+    for _ in range(2):
+        w = writer(archive.create(tmp_path / "root"), 0, 1, 1)
+        assert w._node is not None
+        found.append(w._node._names)
+        die(w)
+        shutil.rmtree(tmp_path / "root")
+    assert found[0] != found[1]
+
+
 def test_a_rank_has_one_connection_to_who_carries() -> None:
     arc = fresh()
     (w,) = world(arc, 1, 1)

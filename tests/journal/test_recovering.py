@@ -370,6 +370,45 @@ def test_a_checkpoint_that_was_committed_meanwhile_is_the_new_base(monkeypatch: 
     assert ids(made) == ["a", "b"]
 
 
+def test_one_without_buffers_and_ticks_that_was_committed_meanwhile_is_the_newest_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from archive.journal import recovery
+
+    arc = fresh()
+    w = arc.writer(journal_s=NEVER_S)
+    w.add_episode(episode(2), episode_id="a")
+    w.checkpoint(1, wait=True)
+    w.checkpoint(2, save_replay=False, wait=True)
+    staged, done = recovery._staged, []
+
+    def late(*arguments: Any) -> Any:
+        if not done:
+            done.append(w.checkpoint(3, save_replay=False, wait=True))
+        return staged(*arguments)
+
+    monkeypatch.setattr(recovery, "_staged", late)
+    made = archive.open(arc.url).recover()
+    die(w)
+    assert (made.step, ids(made)) == (3, ["a"])
+
+
+@pytest.mark.parametrize("name", ["step-5", "tail-end"])
+def test_a_recovered_one_is_named_after_the_one_that_it_goes_on_from(name: str) -> None:
+    arc = fresh()
+    w = arc.writer(journal_s=NEVER_S)
+    w.checkpoint(5, name=name, wait=True)
+    made = []
+    for number in range(2):
+        w.add_episode(episode(2), episode_id=f"e{number}")
+        w.sync()
+        made.append(arc.refresh().recover().name)
+    die(w)
+    assert made[0].startswith(f"{name}+tail-")
+    assert made[1].count("tail-") == 1
+    assert made[1].startswith("step-5+tail-") == (name == "step-5")
+
+
 def test_there_is_nothing_to_recover() -> None:
     arc = fresh()
     with pytest.raises(NotFoundError, match="no run 'main'"):
