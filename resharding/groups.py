@@ -2,7 +2,7 @@
 made from.
 
 It has the rows of the segments table of its episodes, those of the chunk table of their shards, of the live table, and
-the places of its steps among these. They are taken from the tables file by file, so that one is in memory at a time.
+the places of its steps among these. They are taken from the tables part by part, so that one is in memory at a time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 GROUP_ROWS = 1 << 16  # episodes of a group, but for a target rank that has more
-AT_ONCE = 16
+AT_ONCE = 8
 _MANY_RANGES = 1000
 PIECES = ("row", "lo", "hi", "position", "run", "rank", "env", "at")
 UNITS = ("head", "number", "steps", "rank", "env", "age", "headless", "tailless", "open")
@@ -140,7 +140,7 @@ class _GroupRows:
         self.segments: list[list[bytes]] = [[] for _ in rows]
         self.chunks: list[list[bytes]] = [[] for _ in rows]
         shards, files, base = list[tuple[int, Any]](), dict[str, StoredFile](), 0
-        for table in plan.checkpoint.snapshot.by_file():
+        for table in plan.checkpoint.snapshot.in_parts():
             for number, wanted in enumerate(rows):
                 some = wanted[slice(*np.searchsorted(wanted, (base, base + table.num_rows)))] - base
                 if len(some):
@@ -162,17 +162,17 @@ class _GroupRows:
         owner = np.repeat([number for number, _ in shards], [len(one) for _, one in shards]).astype(np.int64)
         for ref in files:
             (data,) = tablefiles.fetch(storage, [ref])
-            table = tables.loads(data, "chunks", where=storage.full_url(ref.path))
-            known, code = tables.coded(table["shard"])
-            order = np.argsort(code, kind="stable")
-            begins = np.searchsorted(code[order], np.arange(len(known) + 1))
-            found = numbers(pc.index_in(names, value_set=pa.array(known, text)), -1).astype(np.int64)
-            there = np.flatnonzero(found >= 0)
-            edges = np.searchsorted(owner[there], np.arange(len(self.chunks) + 1))
-            for number in np.flatnonzero(np.diff(edges)).tolist():
-                mine = ascending(found[there[edges[number] : edges[number + 1]]])
-                some = np.sort(order[spans(begins[mine], begins[mine + 1] - begins[mine])])
-                self.chunks[number].append(tables.dumps(_taken(table, some)))
+            for table in tables.loads_in_parts(data, "chunks", where=storage.full_url(ref.path)):
+                known, code = tables.coded(table["shard"])
+                order = np.argsort(code, kind="stable")
+                begins = np.searchsorted(code[order], np.arange(len(known) + 1))
+                found = numbers(pc.index_in(names, value_set=pa.array(known, text)), -1).astype(np.int64)
+                there = np.flatnonzero(found >= 0)
+                edges = np.searchsorted(owner[there], np.arange(len(self.chunks) + 1))
+                for number in np.flatnonzero(np.diff(edges)).tolist():
+                    mine = ascending(found[there[edges[number] : edges[number + 1]]])
+                    some = np.sort(order[spans(begins[mine], begins[mine + 1] - begins[mine])])
+                    self.chunks[number].append(tables.dumps(_taken(table, some)))
 
 
 def _taken(table: pa.Table, rows: Ints) -> pa.Table:

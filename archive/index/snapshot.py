@@ -140,10 +140,10 @@ class Snapshot:
             self._columns.update({n: table[n] for n in missing})
         return pa.table({n: self._columns[n] for n in names})
 
-    def by_file(self) -> Iterator[pa.Table]:
-        """All columns of its rows, file by file, which are not kept."""
+    def in_parts(self) -> Iterator[pa.Table]:
+        """All columns of its rows, in their order, some rows at a time, which are not kept."""
         for ref, data in zip(self.files, self._fetched(), strict=True):
-            yield tablefiles.parsed(self.storage, "segments", [ref], [data])
+            yield from tables.loads_in_parts(data, "segments", where=self.storage.full_url(ref.path))
 
     def _fetched(self) -> list[bytes]:
         """The bytes of its files."""

@@ -15,7 +15,7 @@ from archive.tables.declared import (
     STRETCH,
     TABLES,
 )
-from archive.tables.parquet import dumps, load, loads
+from archive.tables.parquet import dumps, load, loads, loads_in_parts
 from archive.tables.rows import (
     KEYS,
     LOCATING,
@@ -78,6 +78,7 @@ __all__ = [
     "lacking",
     "load",
     "loads",
+    "loads_in_parts",
     "locate",
     "locate_some",
     "mention",

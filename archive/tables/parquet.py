@@ -8,6 +8,7 @@ the texts of a column (each may repeat a prefix of the one before), they are dec
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from archive.base import CorruptManifestError
@@ -77,31 +78,57 @@ def _parquet(table: pa.Table, *listed: str, **how: Any) -> bytes:
 
 
 def loads(
-    data: Any, kind: str, *, where: str, columns: Sequence[str] | None = None, committed: bool = True
+    data: Any,
+    kind: str,
+    *,
+    where: str,
+    columns: Sequence[str] | None = None,
+    committed: bool = True,
+    groups: Sequence[int] | None = None,
 ) -> pa.Table:
     """A table from its Parquet bytes. Unknown columns are ignored; missing ones, forbidden nulls and impossible numbers
-    are errors. committed: False for rows that a rank staged or journaled."""
+    are errors. committed: False for rows that a rank staged or journaled.  groups: of rows that are read; None: all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     wanted = schema(kind) if columns is None else pa.schema([schema(kind).field(c) for c in columns])
-    try:
+    with _readable(kind, where):
         dictionaries = [f.name for f in wanted if pa.types.is_dictionary(f.type)]
         # not read_table(): that imports pyarrow.dataset and with it pandas, a fifth of a second at the first use
         large = len(data) >= _LARGE_BYTES  # handing the columns of a small one to threads takes longer than reading it
         file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=dictionaries)
-        table = _read(file, data, wanted.names, where, use_threads=large)
+        table = _read(file, data, wanted.names, where, groups, use_threads=large)
         for name in set(wanted.names).difference(table.column_names):
             if TABLES[kind].columns[name].new:
                 table = table.append_column(name, pa.nulls(table.num_rows, wanted.field(name).type))
         table = table.select(wanted.names).cast(wanted)
         table.validate(full=True)  # text that is not UTF-8, above all
+    _check(table, kind, where, committed=committed)
+    return table
+
+
+def loads_in_parts(data: Any, kind: str, *, where: str) -> Iterator[pa.Table]:
+    """The rows of a table as `loads` gives them, some at a time."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with _readable(kind, where):
+        count = pq.read_metadata(pa.BufferReader(data)).num_row_groups
+    for group in range(count):
+        yield loads(data, kind, where=where, groups=[group])
+
+
+@contextmanager
+def _readable(kind: str, where: str) -> Iterator[None]:
+    """CorruptManifestError for bytes that are no table of this kind."""
+    import pyarrow as pa
+
+    try:
+        yield
     except CorruptManifestError:
         raise
     except (pa.ArrowException, LookupError, OSError, ValueError) as e:
         raise CorruptManifestError(f"{where} cannot be read as a {kind} table ({e}); run `archive verify`") from e
-    _check(table, kind, where, committed=committed)
-    return table
 
 
 def _check(table: pa.Table, kind: str, where: str, *, committed: bool) -> None:
@@ -176,7 +203,9 @@ def _limit(data: Any) -> int:
     return _SMALL_BYTES + _MOST_TIMES * len(data)
 
 
-def _read(file: Any, data: Any, names: Sequence[str], where: str, *, use_threads: bool) -> pa.Table:
+def _read(
+    file: Any, data: Any, names: Sequence[str], where: str, groups: Sequence[int] | None, *, use_threads: bool
+) -> pa.Table:
     """The columns of these names that a file has; CorruptManifestError before they take more memory than allowed."""
     import pyarrow as pa
 
@@ -184,21 +213,22 @@ def _read(file: Any, data: Any, names: Sequence[str], where: str, *, use_threads
     if metadata.num_rows > _MOST_ROWS * metadata.num_row_groups:
         told = f"{metadata.num_rows} rows in {metadata.num_row_groups} groups"
         raise CorruptManifestError(f"{where} says that it has {told}; run `archive verify`")
+    some = [*range(metadata.num_row_groups)] if groups is None else [*groups]
     total, doubtful, pages = 0, 0, dict[str, int]()
-    for name, sure, doubt, page in _columns(metadata, memoryview(data), names):
+    for name, sure, doubt, page in _columns(metadata, memoryview(data), names, some):
         total, doubtful = total + sure, doubtful + doubt
         if doubt:
             pages[name] = max(page, pages.get(name, 0))
         if total > most:
             raise _too_large(where, most)
     if total + doubtful <= most:
-        return file.read(columns=list(names), use_threads=use_threads)
+        return file.read_row_groups(some, columns=list(names), use_threads=use_threads)
     if listed := [name for name in pages if "." in name]:
         raise ValueError(f"texts of {listed[0]} are encoded by {_DELTA}")
-    table = file.read(columns=[name for name in names if name not in pages], use_threads=use_threads)
+    table = file.read_row_groups(some, columns=[name for name in names if name not in pages], use_threads=use_threads)
     for name, page in pages.items():
-        parts = []
-        for part in file.iter_batches(batch_size=max(1, _BATCH_BYTES // page), columns=[name], use_threads=False):
+        parts, size = [], max(1, _BATCH_BYTES // page)
+        for part in file.iter_batches(batch_size=size, row_groups=some, columns=[name], use_threads=False):
             parts.append(part)
             total += part.nbytes
             if total > most:
@@ -214,10 +244,12 @@ def _too_large(where: str, most: int) -> CorruptManifestError:
     )
 
 
-def _columns(metadata: Any, data: memoryview, names: Sequence[str]) -> Iterator[tuple[str, int, int, int]]:
+def _columns(
+    metadata: Any, data: memoryview, names: Sequence[str], groups: Sequence[int]
+) -> Iterator[tuple[str, int, int, int]]:
     """The parts of these columns: path, certain bytes, most bytes of its texts, and the largest page with texts that
     may take more than its size."""
-    for group in range(metadata.num_row_groups):
+    for group in groups:
         row_group = metadata.row_group(group)
         for number in range(metadata.num_columns):
             column = row_group.column(number)

@@ -51,7 +51,8 @@ class Figures:
 
 @contextmanager
 def measured(store: CountedStore) -> Iterator[Figures]:
-    """The requests and CPU time of the block, and how much memory this process took at most beyond what it had."""
+    """The requests and CPU time of the block, and how much memory this process took at most beyond what it had, and
+    beyond what the store has in it by then."""
     out, began = Figures(), time.process_time()
     before = _memory_bytes("VmRSS")
     with suppress(OSError):
@@ -61,7 +62,7 @@ def measured(store: CountedStore) -> Iterator[Figures]:
             yield out
     finally:
         out.cpu_s = time.process_time() - began
-        out.peak_bytes = max(0, _memory_bytes("VmHWM") - before)
+        out.peak_bytes = max(0, _memory_bytes("VmHWM") - before - out.requests.bytes_out)
 
 
 def _memory_bytes(name: str) -> int:
