@@ -586,6 +586,25 @@ def test_damage_of_a_nodes_object_is_that_of_the_ticks_in_it(where: str, caplog:
     assert "objects from there on are lost" in caplog.text
 
 
+def test_damage_of_an_object_is_of_no_rank_that_has_a_later_one_or_that_is_of_another_node() -> None:
+    arc = fresh()
+    ws = world(arc, 4, 2)
+    for rank, name in ((0, "first"), (1, "damaged"), (0, "third"), (2, "far"), (3, "far")):
+        add(ws[rank], name)
+        ws[rank].sync()
+    die(*ws)
+    assert lines(arc) == {"node-00000": 3, "node-00001": 2}
+    key = layout.node_key("s", 0, 1)
+    data = bytearray(arc.storage.get(key))
+    data[60] ^= 4  # in its index, which alone says whose ticks it has
+    arc.storage.delete([key])
+    arc.storage.put(key, bytes(data))
+    tails = archive.open(arc.url).tails().ranks
+    assert {one.rank: (one.ended, one.objects) for one in tails} == {
+        0: ("missing", 2), 1: ("damaged", 0), 2: ("missing", 1), 3: ("missing", 1),
+    }  # fmt: skip
+
+
 def ticked_thrice() -> tuple[archive.Archive, str]:
     """An archive whose one rank has died after three ticks, tick-0-0 to tick-2-0; the key of the object of the second
     one."""

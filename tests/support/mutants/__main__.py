@@ -29,7 +29,7 @@ from tests.support.mutants.trials import ALIVE, TIMED_OUT, UNSEEN, Outcome, Test
 from tests.support.places import ROOT
 
 COSMIC_RAY = "build/cosmic-ray"  # where `make mutants` installs it
-TESTS = ("tests/log", "tests/journal", "tests/maintain", "tests/checkpoint", "tests/saved")
+TESTS = ("tests/log", "tests/journal", "tests/maintain", "tests/checkpoint", "tests/saved", "tests/ledger")
 SURVIVORS = Path(__file__).with_name("survivors.txt")
 MOST_ALIVE = 0.05
 SAME = "Equivalent: "  # so begins the reason of a fault that changes nothing that anybody can see
