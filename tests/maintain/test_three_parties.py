@@ -15,10 +15,11 @@ import resharding
 from archive import Keep
 from archive.base import layout
 from archive.errors import CheckpointError, ExpiredError
-from archive.log import tablefiles
+from archive.log import CommitLog, tablefiles
 from archive.store import Storage
-from tests.support.archives import fresh, reopened
+from tests.support.archives import by_hand, fresh, reopened
 from tests.support.checkpoints import steps
+from tests.support.letting_go import Ring
 from tests.support.pruning import NOW, before_its_commit, keys_of, sound
 from tests.support.sampling import few_of
 from tests.support.ticks import NEVER_S
@@ -308,3 +309,17 @@ def test_any_history_of_a_job_beside_recoveries_and_prunes(seed: int) -> None:
     assert recovered is not None
     assert sorted(recovered.episodes.table["episode_id"].to_pylist()) == sorted(k for of in job.held for k in of)
     job.check(job.save())
+
+
+def test_no_checkpoint_is_made_of_live_steps_that_were_forgotten() -> None:
+    arc = fresh()
+    ring = Ring(arc, held=1)
+    ring.turns(3)
+    ring.w.close()
+    held = arc.refresh().commits[arc.checkpoints["step-0"].number - 1].live
+    arc.forget(archive.Keep(last=1), episodes="unreferenced", dry_run=False)
+    log = CommitLog(arc.storage, arc.id, arc.refresh().head)
+    with pytest.raises(ExpiredError, match=rf"were forgotten by commit {arc.head.number} .* nothing was committed"):
+        log.commit("of what is gone", by_hand("checkpoint", live=held))
+    kept = arc.commits[arc.checkpoints.latest.number - 1].live
+    assert log.commit("of what is there", by_hand("checkpoint", live=kept)).live == kept
