@@ -180,7 +180,7 @@ def commit(me: Job, rng: random.Random) -> None:
 @begun
 def checkpoint(me: Job, rng: random.Random) -> None:
     """A checkpoint of all ranks, whose column may be that of the one before; partial, perhaps, where some have died."""
-    me.saves += 1
+    me.saves, session = me.saves + 1, me.session
     states = {rank: me.session.ranks[rank].held for rank in me.living}
     value, replay = rng.randrange(2), rng.random() < 0.9
     own = rng.choice([None, {"value": value}])
@@ -195,6 +195,8 @@ def checkpoint(me: Job, rng: random.Random) -> None:
     if rng.random() < 0.25:  # what is journaled while it is joined
         add(me, rng)
         sync(me, rng)
+        if me.session is not session:  # all ranks have died meanwhile, and it has begun anew
+            return
     found, *_ = [me.at(rank, one.result) for rank, one in pending.items()]
     there = {rank: state for rank, state in states.items() if rank not in found.missing_ranks}
     whole = len(there) == len(me.writers)
