@@ -67,8 +67,8 @@ class _Object(NamedTuple):
 
 class Carrier:
     """The rank that listens, of all ranks of a node. place: its run and session; within_s: the time of a tick; settled:
-    gives the number of objects below which nobody looks for ticks, by the newest commit; sure: the time at which the
-    number of the next object, which ranks say, was known to be that, if it was."""
+    gives the number of objects below which nobody looks for ticks, by the newest commit; following: the number of the
+    next object, as far as its own rank knows; sure: the time at which it was known to be that, if it was."""
 
     def __init__(
         self,
@@ -78,7 +78,8 @@ class Carrier:
         node: int,
         within_s: float,
         settled: Callable[[], int],
-        sure: float | None = None,
+        following: int,
+        sure: float | None,
     ) -> None:
         self._listening = listening
         self._log = log
@@ -92,7 +93,7 @@ class Carrier:
         self._links: dict[Link, int] = {}  # of ranks
         self._ticks: list[_Tick] = []
         self._awaited: set[Link] = set()  # those that were asked
-        self._next = 0  # the objects below are there
+        self._next = following  # the objects below are there: a rank may be the first to say hello, and know less
         self._has_stored = False
         self._failing = False
         self._gave_up = False
@@ -273,11 +274,11 @@ class Carrier:
                 self._ended_by = index_at(self._storage, self._key(last)).ended_by  # raises: it may end the journal
                 if self._ended_by is not None:
                     return None
-                self._know(last + 1)
+                self.know(last + 1)
                 if self._has_stored or passed == _MOST_PASSED:
                     break
             else:
-                self._know(index.number + 1)
+                self.know(index.number + 1)
                 if self._is_next(index.number, begun):
                     self._has_stored = True
                     return _Object(index.number, offsets, began)
@@ -295,7 +296,7 @@ class Carrier:
         """True if an object that was begun then was the first one of its number. Another process may have made one that
         a checkpoint has, and that was pruned meanwhile, for which it must be old: nobody would look there again."""
         if (self._sure is None or uptime() - self._sure > SURE_S) and (settled := self._settled()) > number:
-            self._know(settled)
+            self.know(settled)
             return False
         self._sure = begun
         return True
@@ -303,7 +304,7 @@ class Carrier:
     def _key(self, number: int) -> str:
         return layout.node_key(self._place.session, self._node, number)
 
-    def _know(self, number: int) -> None:
+    def know(self, number: int) -> None:
         """Take note that the objects below this number are there."""
         with self._changed:
             self._next = max(self._next, number)

@@ -212,7 +212,8 @@ class NodeJournal:
         pause_s, since, told = _FIRST_LOOK_S, time.monotonic(), False
         while not self._stopped.is_set():
             if self._carrier is None and (listening := meeting.listen()) is not None:
-                self._carrier = Carrier(listening, *self._about, self._look())
+                sure = self._look()
+                self._carrier = Carrier(listening, *self._about, self.known, sure)
             link = meeting.connect(SILENT_S)
             if link is not None and self._served(link):
                 pause_s, since = _FIRST_LOOK_S, time.monotonic()
@@ -222,18 +223,25 @@ class NodeJournal:
                 told = True
                 logger.warning("rank %d does not reach who stores for its node: it stores by itself", self._place.rank)
                 self._met.set()
-            if uptime() - self._heard > LOOK_S:
-                self._heard = uptime()
-                self._look()
+            self._follow()
             self._stopped.wait(pause_s)
             pause_s = min(2 * pause_s, _LAST_LOOK_S)
+
+    def _follow(self) -> None:
+        """Look for the number of the node's next object if nobody told it for long. Who carries tells itself only of
+        what it stores: while that is nothing, others may store for the node, as in containers of their own."""
+        if uptime() - self._heard > LOOK_S:
+            self._heard = uptime()
+            self._look()
+            if self._carrier is not None:
+                self._carrier.know(self.known)
 
     def _look(self) -> float | None:
         """Look for the number of the node's next object, which is known as of the time that this gives; None if it
         could not be found. Of those below a mark some were pruned: that one is missing says nothing there.
 
-        Who begins to carry needs it, and who reaches nobody that would tell it: its mark would stay, and with it all
-        objects of the node be awaited."""
+        Who begins to carry needs it, and whom nobody tells it: its mark would stay, and with it all objects of the node
+        be awaited."""
         began = uptime()
         try:
             while not self._stopped.is_set():
@@ -256,8 +264,11 @@ class NodeJournal:
                 if self._link is None:  # it is alive
                     self._link = link
                     self._met.set()
+                known = self.known
                 self._take(link, message)
-                self._heard = uptime()
+                if self._carrier is None or self.known > known:
+                    self._heard = uptime()
+                self._follow()
         except OSError:
             pass  # it died, or is stopped
         finally:

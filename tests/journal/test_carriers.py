@@ -190,6 +190,26 @@ def test_a_rank_that_reaches_nobody_follows_its_node_from_afar(monkeypatch: pyte
     assert recovered(arc) == wanted
 
 
+def test_who_carries_and_stores_nothing_keeps_nothing_awaited(monkeypatch: pytest.MonkeyPatch, short: Path) -> None:
+    """As a rank that learns may, in a container of its own beside ranks that collect."""
+    monkeypatch.setattr(node, "LOOK_S", 0.1)
+    monkeypatch.setattr(carrier, "BEAT_S", 0.1)
+    arc = fresh()
+    idle, busy = apart(arc, monkeypatch, short, 2)
+    for number in range(5):
+        quiet(busy, number)
+    until(lambda: idle._node is not None and idle._node.known == 5)
+    assert idle._node is not None
+    assert idle._node._carrier is not None
+    assert idle._node._carrier._next == 5, "so the others in its container are told, too"
+    save([idle, busy], 1)
+    assert mark(arc) == 5
+    assert awaited(arc) == set()
+    wanted = {tick(w, name) for name in ("first", "second") for w in (idle, busy)}
+    die(idle, busy)
+    assert recovered(arc) == wanted
+
+
 def test_a_look_from_afar_goes_past_what_was_pruned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recovery may move the mark of a node beyond what a rank of it knows."""
     arc = fresh()
@@ -438,6 +458,40 @@ def test_who_finds_its_number_free_after_a_prune_looks_before_it_says_so(
     time.sleep(0.1)
     wanted |= {tick(ws[1], name) for name in ("second", "third")}
     die(*ws)
+    assert recovered(arc) == wanted
+
+
+def test_who_begins_to_carry_stores_where_recoveries_look_whoever_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has looked, and a rank that knows of no object says hello before its own does."""
+    arc = fresh()
+    first, other = (writer(arc, rank, 3, 1) for rank in range(2))
+    for w in (first, other):
+        met(w)
+    if not carries(first):
+        first, other = other, first
+    for number in range(3):
+        quiet(other, number)
+    wanted = {tick(other, "first")}
+    assert recovered(arc) == wanted
+    assert awaited(arc) == {layout.node_key("s", 0, 3)}
+    assert other._node is not None
+    meeting, go_on = other._node._meeting, threading.Event()
+    assert meeting is not None
+    connect = meeting.connect
+
+    def later(seconds: float) -> rendezvous.Link | None:
+        assert not carries(other) or go_on.wait(30)
+        return connect(seconds)
+
+    monkeypatch.setattr(meeting, "connect", later)
+    die(first)
+    until(lambda: carries(other))
+    late = writer(arc, 2, 3, 1)
+    met(late)
+    wanted.add(tick(late, "second"))
+    assert lines(arc) == {"node-00000": 2}
+    go_on.set()
+    die(late, other)
     assert recovered(arc) == wanted
 
 
