@@ -244,7 +244,7 @@ class RecoveryBase:
         held = self.held
         if held is None:
             return Before()
-        parts = {rank: held.staged(rank) for rank in held.ranks}
+        parts = held.all_staged()
         left_out = tables.concat("live", [part.left_out() for part in parts.values()]) if self.own else None
         return Before(
             self.own,
