@@ -213,6 +213,9 @@ class NodeJournal:
         while not self._stopped.is_set():
             if self._carrier is None and (listening := meeting.listen()) is not None:
                 sure = self._look()
+                if self._stopped.is_set():  # who ended it may have waited no longer, and let another one listen
+                    listening.close()
+                    return
                 self._carrier = Carrier(listening, *self._about, self.known, sure)
             link = meeting.connect(SILENT_S)
             if link is not None and self._served(link):

@@ -559,6 +559,34 @@ def test_who_listens_no_more_leaves_the_socket_of_another(short: Path, monkeypat
         made.close()
 
 
+def test_who_is_closed_before_it_begins_to_carry_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store does not answer its look for longer than its end waits."""
+    arc = fresh()
+    come, go_on = threading.Event(), threading.Event()
+    look = node.NodeJournal._look
+
+    def slow(self: node.NodeJournal) -> float | None:
+        come.set()
+        assert go_on.wait(30)
+        return look(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node.NodeJournal, "_look", slow)
+        closed = writer(arc, 0, 2, 1)
+        assert come.wait(30)
+        die(closed)
+    other = writer(arc, 1, 2, 1)
+    met(other)
+    assert carries(other)
+    go_on.set()
+    assert closed._node is not None
+    closed._node._thread.join(30)
+    assert not carries(closed)
+    wanted = {tick(other, "first")}
+    die(other)
+    assert recovered(arc) == wanted
+
+
 def test_an_outage_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     arc = fresh()
     (w,) = world(arc, 1, 1)
