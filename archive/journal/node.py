@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Self
 
 from archive.base import SupersededError, UsageError, in_child, layout, level_of, logger
 from archive.journal.carrier import PATIENCE_S, Carrier, MessageKind
+from archive.journal.ends import last_there
 from archive.journal.rendezvous import MAX_DATA_BYTES, Link, Message, Rendezvous
 from archive.journal.ticker import LOOK_S, uptime
 from archive.log import CommitLog, Place, commits
@@ -248,16 +249,21 @@ class NodeJournal:
         began = uptime()
         try:
             while not self._stopped.is_set():
-                while self._log.storage.exists(layout.node_key(self._place.session, self.node, self.known)):
-                    self.known += 1
-                if (settled := self._settled()) <= self.known:
+                found = self._is_there(self.known)
+                if (settled := self._settled()) > self.known:  # after that look: what was there may be pruned now
+                    self.known = settled
+                elif found:
+                    self.known = 1 + last_there(self._is_there, self.known)
+                else:
                     return began
-                self.known = settled
         except SupersededError:
             pass  # the rank's own journal ends, and says so
         except Exception:
             logger.warning("objects of node %d were not looked for; this is tried again", self.node, exc_info=True)
         return None
+
+    def _is_there(self, number: int) -> bool:
+        return self._log.storage.exists(layout.node_key(self._place.session, self.node, number))
 
     def _served(self, link: Link) -> bool:
         """Take in answers until the connection ends; False if there was none."""

@@ -440,6 +440,36 @@ def test_a_rank_that_comes_after_a_prune_stores_where_recoveries_look() -> None:
     assert recovered(arc) == wanted
 
 
+def test_who_comes_late_looks_from_the_mark_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, the objects of hours would take minutes."""
+    arc = fresh()
+    first = writer(arc, 0, 2, 1)
+    met(first)
+    wanted = {tick(first, f"tick-{number}") for number in range(20)}
+    assert recovered(arc) == wanted
+    wanted |= {tick(first, f"more-{number}") for number in range(20)}
+    die(first)
+    looked: list[int] = []
+    is_there = node.NodeJournal._is_there
+
+    def counted(self: node.NodeJournal, number: int) -> bool:
+        looked.append(number)
+        return is_there(self, number)
+
+    monkeypatch.setattr(node.NodeJournal, "_is_there", counted)
+    late = writer(arc, 1, 2, 1)
+    met(late)
+    assert late._node is not None
+    assert late._node.known == 40
+    assert looked[:2] == [0, 20]
+    assert set(looked) <= {0, *range(20, 60)}
+    assert len(looked) < 40
+    wanted.add(tick(late, "last"))
+    assert lines(arc) == {"node-00000": 41}
+    die(late)
+    assert recovered(arc) == wanted
+
+
 def test_who_finds_its_number_free_after_a_prune_looks_before_it_says_so(
     monkeypatch: pytest.MonkeyPatch, short: Path
 ) -> None:
