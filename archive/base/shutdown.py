@@ -36,9 +36,12 @@ class Shutdown:
         """True once the process was told to end. A process that lives on long after was not meant to end."""
         return time.monotonic() < self.began + FORGOTTEN_AFTER * self.within_s
 
-    def passed(self, part: float, grace_s: float = 0.0) -> bool:
-        """True once that part of the time is over, and `grace_s` more; False without an announcement."""
-        return self.announced and time.monotonic() >= self.began + part * self.within_s + grace_s
+    def passed(self, part: float, since: float = math.inf) -> bool:
+        """True once that part of the time is over; False without an announcement, or if it was forgotten before `since`
+        (by the monotonic clock; now by default), from when on something has been going on that an end cuts short."""
+        now = time.monotonic()
+        forgotten = min(since, now) >= self.began + FORGOTTEN_AFTER * self.within_s
+        return not forgotten and now >= self.began + part * self.within_s
 
 
 process = Shutdown()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from logging import DEBUG, WARNING
@@ -55,6 +56,7 @@ class Pending:
         self.attempt: SaveAttempt
         self.works: Sequence[Work] = ()  # uncommitted works at its request
         self.kept: Sequence[Work] = ()  # those whose rows it makes visible
+        self.began = time.monotonic()  # its upload may take longer than an announcement of the end is known
         self.in_shutdown = False  # asked for after the process was told to end
         self.waiting_for: tuple[int, ...] = ()  # ranks that have not staged, known some seconds after this one staged
         self.staged: dict[int, Part] = {}  # known parts, its own among them; until it is committed

@@ -63,7 +63,12 @@ class _Asked:
         self.called = False  # `requested()` was called
         self.kept = False  # agreed on by `terminating()`, and not yet returned by `requested()`
         self.previous: dict[int, Any] = {}
-        self.watch: _Watch | None = None
+        self.watches: list[_Watch] = []  # of open writers
+
+    @property
+    def watch(self) -> _Watch | None:
+        """The watch by which this process agrees with other ranks: that of the writer that was opened last."""
+        return self.watches[-1] if self.watches else None
 
 
 _asked = _Asked()
@@ -221,7 +226,9 @@ class _Watch:
 
     @property
     def _may_list(self) -> bool:
-        return self.place.rank == 0 or not self._is_alone
+        """True on rank 0, and on ranks that hear which requests a round has answered: those of another writer's ranks
+        do not, and each of them would ask again."""
+        return self.place.rank == 0 or not (self._is_alone or self in _asked.watches[:-1])
 
     # -- looks ---------------------------------------------------------------------------------------------------------
 
@@ -272,8 +279,11 @@ class _Watch:
 
     def stop(self) -> None:
         self._stop.set()
-        if _asked.watch is self:
-            _asked.watch = None
+        _asked.watches = self._others()
+
+    def _others(self) -> list[_Watch]:
+        """The other watches of this process, but for those of unclosed writers that are gone."""
+        return [one for one in _asked.watches if one is not self and one._storage() is not None]
 
     # -- agreement -----------------------------------------------------------------------------------------------------
 
@@ -287,6 +297,8 @@ class _Watch:
         if self.calls < self.answer.ready:
             return False
         if self.agreed_on is None:
+            if told and not _asked.ending:
+                shutdown.process.begin()  # the first time may be forgotten by now, where steps take long
             self._awaits = True
             try:
                 self.agreed_on = self._here.await_agreement(self.answer)
@@ -299,18 +311,24 @@ class _Watch:
         return True
 
     def _heed(self, said: Agreed) -> None:
-        """Wait no longer for ranks that have saved and ended before this one answered, or may never come."""
+        """Wait no longer for ranks that have saved and ended before this one answered, or may never come. Where nobody
+        was told to end, an error has ended the call at which this one was to act."""
         if said.at >= self.calls:
             if said.haste:
                 shutdown.process.begin(shutdown.AGREE_PART)
             return
-        shutdown.process.begin(shutdown.LAST_PART)
+        then = "its checkpoint is not that of the others, as an earlier call ended with an error"
+        if said.told:
+            shutdown.process.begin(shutdown.LAST_PART)
+            then = "it saves what it has, as partial, and waits for none of them"
         logger.warning(
-            "the other ranks agreed to save and end at call %d of archive.checkpointing.requested(), and rank %d heard "
-            "of it at call %d: it saves what it has, as partial, and waits for none of them",
+            "the other ranks agreed to save%s at call %d of archive.checkpointing.requested(), and rank %d heard of it "
+            "at call %d: %s",
+            " and end" if said.told else "",
             said.at,
             self.place.rank,
             self.calls,
+            then,
         )
 
     def _act(self, said: Agreed) -> None:
@@ -341,8 +359,9 @@ def look_between(place: Place) -> bool:
 
 def watch(storage: Storage, place: Place) -> Callable[[], None]:
     """Watch for requests in the bucket, until the function that this returns is called."""
-    _asked.watch = _Watch(storage, place)
-    return _asked.watch.stop
+    made = _Watch(storage, place)
+    _asked.watches = [*made._others(), made]
+    return made.stop
 
 
 # -- crashes -----------------------------------------------------------------------------------------------------------

@@ -187,7 +187,7 @@ class Saver:
                     pending.staged,
                     timeout_s=timeout_s,
                     given_up=pending.attempt.hurry.is_set,
-                    ending=lambda: shutdown.process.passed(part),
+                    ending=lambda: shutdown.process.passed(part, pending.began),
                     absent=pending.waits_for,
                     otherwise=partial(look_between, self._place),
                 )

@@ -21,6 +21,7 @@ import archive
 import resharding
 from archive.base import shutdown, waits
 from archive.checkpoint import assembly, pending, requests, rounds
+from archive.saved import stage
 from tests.support.processes import until
 
 TOO_LONG_S = 90.0
@@ -239,6 +240,69 @@ def test_a_rank_that_dies_after_the_agreement_is_waited_for_as_long_as_it_had(mo
     until(lambda: all(one.done() for one in pending), TOO_LONG_S)
     assert time.monotonic() - began >= 0.9 * shutdown.process.within_s
     assert [one.result().missing_ranks for one in pending] == [[1], [1]]
+    for w in writers.values():
+        w._end()
+
+
+def test_a_rank_that_an_error_made_late_does_not_take_itself_for_one_that_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would agree on the next request in haste, and end the whole job, though nobody was told to end."""
+    writers = of_three("error", monkeypatch)
+    place = writers[0]._place
+    for rank in (1, 2):
+        rounds.RequestRound(writers[0]._storage, replace(place, rank=rank), 0).answer(1, False, "n")
+    watch, wait = requests._Watch(writers[0]._storage, place), rounds.RequestRound.await_agreement
+
+    def fails(self: rounds.RequestRound, own: rounds.Answer) -> rounds.Agreed:
+        assert not wait(self, own).told
+        raise archive.StorageError("away")
+
+    assert [watch.agreed(True, False) for _ in range(requests.LEAD_STEPS)] == [False, False]
+    with monkeypatch.context() as patch:
+        patch.setattr(rounds.RequestRound, "await_agreement", fails)
+        with pytest.raises(archive.StorageError):
+            watch.agreed(False, False)
+    assert watch.agreed(False, False)
+    assert "an earlier call ended with an error" in caplog.messages[-1]
+    assert not shutdown.process.announced
+    assert not requests._asked.ending
+    watch.stop()
+    for w in writers.values():
+        w._end()
+
+
+def forgotten() -> float:
+    """The beginning of an end that is forgotten by now; the process had longer steps, or a longer upload."""
+    return time.monotonic() - (shutdown.FORGOTTEN_AFTER + 1) * shutdown.process.within_s
+
+
+def test_an_upload_that_takes_longer_than_an_end_is_known_is_not_followed_by_a_long_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shutdown.set_within(2.0)
+    w = one_of_two("upload")
+
+    def slow(*given: Any, **more: Any) -> Any:
+        shutdown.process.began = forgotten()
+        assert w._saver._pending is not None
+        w._saver._pending.began = shutdown.process.began - 0.1
+        return stage(*given, **more)
+
+    monkeypatch.setattr("archive.checkpoint.saver.stage", slow)
+    assert w.checkpoint(1, timeout_s=5).result().missing_ranks == [1]
+    w._end()
+
+
+def test_a_rank_with_long_steps_that_was_told_to_end_does_not_wait_long_for_a_dead_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    writers = of_three("long-steps", monkeypatch)
+    shutdown.process.began = forgotten()
+    monkeypatch.setattr(rounds, "AGREE_TIMEOUT_S", 5.0)
+    said = act(writers[2], told=True)
+    assert said is not None
+    assert said.haste
     for w in writers.values():
         w._end()
 

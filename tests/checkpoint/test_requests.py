@@ -154,6 +154,35 @@ def test_a_rank_that_sees_a_request_late_does_not_ask_again(monkeypatch: pytest.
     w._end()
 
 
+def test_of_two_writers_of_a_process_only_rank_0_of_the_earlier_lists_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ranks do not hear which of them the rounds of the other have answered: each would ask for one more."""
+    monkeypatch.setattr(requests._Watch, "_poll", lambda self: None)
+    monkeypatch.setattr(requests, "POLL_S", 0.0)
+    arc, other = fresh(), fresh()
+    writers = [arc.writer(rank, 2, session="s") for rank in (0, 1)]
+    first, second = requests._asked.watches
+    later = other.writer(1, 2, session="s")
+    requests.post(arc.storage)
+    for watch, sees in ((second, False), (first, True)):
+        monkeypatch.setattr(watch._asks, "take", lambda after_s: False)
+        watch.look()
+        assert requests._asked.flag.is_set() == sees
+    for w in (later, *writers):
+        w._end()
+
+
+def test_ranks_agree_by_the_writer_that_is_still_open_once_a_later_one_is_closed() -> None:
+    w = fresh().writer(0, 2, session="s")
+    watch = requests._asked.watch
+    with fresh().writer(0, 1):
+        assert requests._asked.watch is not watch
+    assert requests._asked.watch is watch
+    requests.request()
+    assert not requests.requested(), "the other rank has to hear of it first"
+    w._end()
+    assert requests._asked.watch is None
+
+
 def test_a_store_out_of_reach_is_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     with fresh().writer():
 

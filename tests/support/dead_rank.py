@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import sys
 import time
@@ -33,11 +34,11 @@ def hold(url: Path) -> None:
         staged = [[(url / layout.state_key("s", name, rank)).exists() for rank in LIVING] for name in names]
         return all(one == other for one, other in staged)
 
-    def both_passed(self: shutdown.Shutdown, part: float, grace_s: float = 0.0) -> bool:
+    def both_passed(self: shutdown.Shutdown, part: float, since: float = math.inf) -> bool:
         answered = all((url / layout.agreement_key("s", 0, rank)).exists() for rank in LIVING)
-        return passed(self, part, grace_s) and answered and as_far(*WAITS_FOR[part])
+        return passed(self, part, since) and answered and as_far(*WAITS_FOR[part])
 
-    waits.Wait.due = lambda self: as_far("step-2", "last") and due(self)  # type: ignore[method-assign]
+    waits.Wait.due = lambda self: as_far("step-1", "step-2", "last") and due(self)  # type: ignore[method-assign]
     shutdown.Shutdown.passed = both_passed  # type: ignore[method-assign]
 
 
