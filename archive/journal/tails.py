@@ -47,8 +47,8 @@ class RankTail:
 
     ended: "missing", there is no object `next`; "damaged": that object cannot be used; "ended": a
     session that takes its place has ended the journal. why: a sentence. node: if some lie in objects of its node, which
-    one, and the number of these below which nothing is of this rank from `next` on. spoiled: the damaged object of its
-    node at which it ends.
+    one, and the number of these below which nothing is of this rank from `next` on, nor may be in a damaged one.
+    spoiled: the damaged object of its node at which it ends.
     """
 
     rank: int
@@ -272,6 +272,8 @@ class _TailReader:
             why += f"; the tick that begins with number {following} is not complete"
         least = min((place for number, place in self._places if number >= following), default=self._until)
         node = None if self.node is None else (self.node, least)
+        if spoiled is not None:  # what it had of this rank is not in the tail, and the rank may yet commit it
+            node = spoiled.node, spoiled.number if node is None else min(spoiled.number, least)
         counts = counted(held.table("segments"))
         at = None if spoiled is None else spoiled.key
         return RankTail(self._rank, self._start, following, *counts, held.nbytes, ended, why, held, node, at)

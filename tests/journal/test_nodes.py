@@ -639,6 +639,34 @@ def test_behind_an_object_that_cannot_be_read_nothing_is_stored_together() -> No
     die(w)
 
 
+def test_a_damaged_object_stays_for_the_ranks_that_may_yet_commit_what_it_has() -> None:
+    """Its ticks are whole, and the ranks know where they lie: their next checkpoint has them."""
+    arc = fresh()
+    ws = world(arc, 2, 1)
+    before = 0
+    for name in ("first", "damaged", "last"):
+        at, before = before, lines(arc).get("node-00000", 0)
+        for w in ws:
+            add(w, name)
+        for w in ws:
+            w.sync()
+    for number in range(at, before):
+        key = layout.node_key("s", 0, number)
+        data = bytearray(arc.storage.get(key))
+        data[40] ^= 0xFF  # in its index
+        arc.storage.put(key, bytes(data))
+    found = archive.open(arc.url)
+    check(found.recover(), {"first-0", "first-1"})
+    assert found.head.runs["main"].nodes == {0: at}
+    archive.open(arc.url).prune("0s", dry_run=False, force=True)
+    for one in [w.checkpoint(1) for w in ws]:
+        one.result(60)
+    die(*ws)
+    now = archive.open(arc.url)
+    assert now.head.runs["main"].nodes == {0: lines(arc)["node-00000"]}
+    check(now.checkpoints.latest, {f"{name}-{rank}" for name in ("first", "damaged", "last") for rank in range(2)})
+
+
 def test_one_damaged_answer_hides_no_tick_from_a_successor(monkeypatch: pytest.MonkeyPatch) -> None:
     arc = fresh()
     (w,) = world(arc, 1, 1)
