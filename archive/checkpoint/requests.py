@@ -151,8 +151,11 @@ def _agree() -> bool:
     group = process_group(least=2)
     if group is not None:
         asked, told = _any_rank(group, asked, told)
-    elif _asked.watch is not None and _asked.watch.place.world_size > 1:
-        return _asked.watch.agreed(asked, told)
+    else:
+        for earlier in _asked.watches[:-1]:
+            earlier.calls += 1  # in step with the ranks of its session, once it is the newest again
+        if _asked.watch is not None and _asked.watch.place.world_size > 1:
+            return _asked.watch.agreed(asked, told)
     if told and not _asked.ending:
         _end()
     if asked:
@@ -228,7 +231,12 @@ class _Watch:
     def _may_list(self) -> bool:
         """True on rank 0, and on ranks that hear which requests a round has answered: those of another writer's ranks
         do not, and each of them would ask again."""
-        return self.place.rank == 0 or not (self._is_alone or self in _asked.watches[:-1])
+        return self.place.rank == 0 or not (self._is_alone or self._is_earlier)
+
+    @property
+    def _is_earlier(self) -> bool:
+        """True if another writer of this process was opened since: its ranks agree, and not those of this one."""
+        return self in _asked.watches[:-1]
 
     # -- looks ---------------------------------------------------------------------------------------------------------
 
@@ -258,7 +266,7 @@ class _Watch:
     def _look_at_round(self) -> bool:
         """Look whether another rank was asked; once this is so, whether they agreed in haste: then nothing that this
         process does meanwhile waits for other ranks as if all of them went on."""
-        if self._awaits or self.agreed_on is not None:
+        if self._awaits or self.agreed_on is not None or self._is_earlier:
             return False
         here = self._here
         if self.answer is None and self._heard < here.number:

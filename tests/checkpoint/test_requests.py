@@ -171,12 +171,37 @@ def test_of_two_writers_of_a_process_only_rank_0_of_the_earlier_lists_requests(m
         w._end()
 
 
+def test_an_earlier_writer_does_not_end_the_job_of_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of the session before, which were not stopped, agree in haste: for good, as nobody acts on it here."""
+    monkeypatch.setattr(requests, "ASKED_POLL_S", 0.0)
+    monkeypatch.setattr(requests._Watch, "_poll", lambda self: None)
+    arc = fresh()
+    before = arc.writer(0, 2, session="s")
+    (watch,) = requests._asked.watches
+    later = fresh().writer(0, 2, session="t")
+    shutdown.process.begin(shutdown.AGREE_PART)
+    other = rounds.RequestRound(arc.storage, replace(before._place, rank=1), 0)
+    assert other.await_agreement(other.answer(1, True, "n")).haste
+    shutdown.process.began = float("-inf")
+    for _ in range(3):
+        watch.look()
+    assert not shutdown.process.announced
+    later._end()
+    for _ in range(3):
+        watch.look()
+    assert shutdown.process.announced
+    before._end()
+
+
 def test_ranks_agree_by_the_writer_that_is_still_open_once_a_later_one_is_closed() -> None:
     w = fresh().writer(0, 2, session="s")
     watch = requests._asked.watch
+    assert watch is not None
     with fresh().writer(0, 1):
         assert requests._asked.watch is not watch
+        assert not requests.requested()
     assert requests._asked.watch is watch
+    assert watch.calls == 1, "the other rank has called it, too"
     requests.request()
     assert not requests.requested(), "the other rank has to hear of it first"
     w._end()
