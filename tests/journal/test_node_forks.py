@@ -5,51 +5,47 @@ from __future__ import annotations
 import os
 import signal
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from archive.journal.node import Node, NodeJournal
+import archive
 from archive.journal.rendezvous import Rendezvous
-from archive.log import Place
-from tests.support.archives import fresh
-from tests.support.processes import until
+from tests.support.nodes import carries, writer
+from tests.support.processes import FORKSERVER, end, until
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 
-def forked(work: Any) -> int:
+def _rank(url: str, tell: Any) -> None:
+    """A rank that carries, and has a child; it tells what its node meets by, and the child's number."""
+    w = writer(archive.open(url), 0, 1, 1)
+    until(lambda: carries(w) and w._node is not None and w._node._link is not None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python >= 3.12 warns of any fork with threads
-        pid = os.fork()
-    if not pid:
-        try:
-            work()
-        finally:
-            os._exit(1)
-    return pid
+        child = os.fork()
+    if child and w._node is not None:
+        tell.send((w._node._names, child))
+    signal.pause()
 
 
-def test_another_rank_takes_the_place_of_one_that_died_and_left_a_child() -> None:
-    storage, (ready, is_ready), (held, let_go) = fresh().storage, os.pipe(), os.pipe()
-
-    def rank() -> None:
-        os.close(let_go)
-        journal = NodeJournal(storage, Place(0, 1, "main", "s"), "opening", Node(0, 1), 2.0, lambda: None)
-        until(lambda: journal._carrier is not None and journal._link is not None)
-        forked(lambda: os.read(held, 1))  # until the test is over
-        os.write(is_ready, b".")
-        signal.pause()
-
-    pid = forked(rank)
+def test_another_rank_takes_the_place_of_one_that_died_and_left_a_child(tmp_path: Path) -> None:
+    archive.create(str(tmp_path / "root"))
+    told, tell = FORKSERVER.Pipe(duplex=False)
+    rank = FORKSERVER.Process(target=_rank, args=(str(tmp_path / "root"), tell))
+    rank.start()
+    assert told.poll(60)
+    names, child = told.recv()
     try:
-        assert os.read(ready, 1) == b"."
-        meeting = Rendezvous(storage.url, "opening", "main", "s", 0)
+        meeting = Rendezvous(*names)
         assert meeting.listen() is None
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        rank.kill()
+        rank.join()
         until(meeting.listen).close()  # once the child has run what comes first in it
         meeting.leave()
     finally:
-        for one in (ready, is_ready, held, let_go):
-            os.close(one)
+        os.kill(child, signal.SIGKILL)
+        end(rank)
+        told.close()
+        tell.close()
