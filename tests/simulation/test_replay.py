@@ -6,9 +6,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
+from archive.journal import ticker
 from tests.support.simulation.choosers import Chooser
 from tests.support.simulation.commits import LOG
 from tests.support.simulation.histories import History, HistoryError, Kind, run
@@ -39,6 +42,25 @@ def test_each_history_runs_again_bit_for_bit(kind: Kind, count: int) -> None:
     code = [sys.executable, "-m", "tests.support.simulation", *map(str, listed)]
     told = subprocess.run(code, env=os.environ | {"PYTHONHASHSEED": "7"}, stdout=subprocess.PIPE, check=True).stdout
     assert told.decode().split() == first
+
+
+def test_a_thread_that_another_test_has_left_behind_keeps_its_own_time() -> None:
+    seen, over, began = list[float](), threading.Event(), time.monotonic()
+
+    def look() -> None:
+        while not over.wait(0.001):
+            seen.append(ticker.uptime())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        history = History.drawn(3, LOG)
+        assert len({*digests([history] * 9)}) == 1
+    finally:
+        over.set()
+        thread.join()
+    assert seen
+    assert began <= min(seen) <= max(seen) <= time.monotonic()
 
 
 def test_the_turns_of_a_history_give_it_again() -> None:

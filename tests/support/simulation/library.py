@@ -121,8 +121,18 @@ def _decoded(data: bytes, kind: str, names: tuple[str, ...] | None, committed: b
     return _decode(data, kind, where="", columns=names, committed=committed)
 
 
-def _loads(data: Any, kind: str, *, where: str, columns: Sequence[str] | None = None, committed: bool = True) -> Any:
+def _loads(
+    data: Any,
+    kind: str,
+    *,
+    where: str,
+    columns: Sequence[str] | None = None,
+    committed: bool = True,
+    groups: Sequence[int] | None = None,
+) -> Any:
     """As `tables.loads`, which is pure: what many parties read is decoded once."""
+    if groups is not None:
+        return _decode(data, kind, where=where, columns=columns, committed=committed, groups=groups)
     names = None if columns is None else tuple(columns)
     try:
         return _decoded(bytes(data), kind, names, committed)

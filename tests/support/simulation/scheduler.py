@@ -7,9 +7,13 @@ Time is virtual: requests take some of it, and it jumps to the next alarm when a
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import threading
+import time
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
+from types import SimpleNamespace
 from typing import Any, Generic, NoReturn, TypeVar
 
 import greenlet
@@ -27,9 +31,19 @@ class HungError(AssertionError):
 
 
 class _Nobody:
-    """Between histories: what is collected then may still set an event."""
+    """Stands in between histories, where what is collected may still set an event, and for threads that other tests
+    have left behind: these have the time, and wait, as ever."""
 
-    running: Any = None
+    def __init__(self) -> None:
+        party = SimpleNamespace(pid=os.getpid(), rng=random.SystemRandom(), launcher=SimpleNamespace(clock_s=0.0))
+        self.running: Any = SimpleNamespace(party=party)
+
+    @property
+    def now(self) -> float:
+        return time.monotonic()
+
+    def block(self, why: str, seconds: float) -> None:
+        time.sleep(seconds)
 
     def point(self, what: str) -> None:
         """Nobody else is there."""
@@ -42,8 +56,8 @@ _nobody: Any = _Nobody()
 
 
 def here() -> Scheduler:
-    """The scheduler of the history that runs."""
-    return _active[-1] if _active else _nobody
+    """The scheduler of the history that runs, in its thread."""
+    return _active[-1] if _active and _active[-1].thread == threading.get_ident() else _nobody
 
 
 class DiedError(Exception):
@@ -225,6 +239,7 @@ class Scheduler:
 
     def run(self) -> None:
         """Run until all main strands have ended. HungError if that does not come."""
+        self.thread = threading.get_ident()
         _active.append(self)
         try:
             while self._mains > 0:
