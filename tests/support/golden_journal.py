@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import sys
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -48,13 +49,14 @@ def write(root: str) -> None:
     _die(w)
     arc.refresh().recover()
     plan = resharding.plan(arc.refresh().checkpoints.latest, 1)
-    w = arc.writer(session="second", resume=plan.share(0), journal_s=NEVER_S)
-    w.weights("w2", 5)
-    with w.together():
-        w.add_episode(EPISODES["q/0"], episode_id="q/0")
-        w.ledger("prompts").seal("q", 0, episode_id="q/0")
-    w.remove(["p/0"])
-    w.sync()
+    with mock.patch.multiple("archive.journal.ticker", SOON_S=NEVER_S, QUIET_S=NEVER_S):  # all in one tick
+        w = arc.writer(session="second", resume=plan.share(0), journal_s=NEVER_S)
+        w.weights("w2", 5)
+        with w.together():
+            w.add_episode(EPISODES["q/0"], episode_id="q/0")
+            w.ledger("prompts").seal("q", 0, episode_id="q/0")
+        w.remove(["p/0"])
+        w.sync()
     _die(w)
 
 
