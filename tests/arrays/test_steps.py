@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from archive.arrays import Steps, codes, places, row_codes
+from archive.arrays import Steps, ascending, codes, places, row_codes
 from tests.support.sampling import examples
 
 FAR = 2**62 - 100  # streams with such positions do not fit on one line of 64 bits
@@ -160,3 +160,9 @@ def test_rows_of_two_tables_have_the_same_code_where_all_is_the_same(
 def test_places_are_the_first_ones(wanted: list[int], among: list[int]) -> None:
     found = places(np.array(wanted, np.int64), np.array(among, np.int64)).tolist()
     assert found == [among.index(one) if one in among else -1 for one in wanted]
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(st.lists(st.integers(-3, 3)))
+def test_distinct_numbers_come_in_order(given: list[int]) -> None:
+    assert ascending(np.array(given, np.int64)).tolist() == sorted({*given})

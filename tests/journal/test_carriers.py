@@ -24,7 +24,7 @@ from archive.journal import carrier, node, rendezvous
 from archive.maintain import verify
 from tests.support.archives import fresh
 from tests.support.journals import die
-from tests.support.nodes import carries, lines, met, world, writer
+from tests.support.nodes import add, add_all, carries, lines, met, world, writer
 from tests.support.processes import until
 from tests.support.ticks import NEVER_S
 
@@ -41,11 +41,6 @@ def short() -> Iterator[Path]:
     """A folder with a short path, as sockets need it."""
     with tempfile.TemporaryDirectory() as found:
         yield Path(found)
-
-
-def add(w: archive.Writer, name: str) -> str:
-    w.add_episode({"x": np.arange(3) + 100 * w.rank}, episode_id=f"{name}-{w.rank}")
-    return f"{name}-{w.rank}"
 
 
 def tick(w: archive.Writer, name: str) -> str:
@@ -303,10 +298,7 @@ def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[archive.Archive, lis
     monkeypatch.setattr(carrier, "BEAT_S", 0.1)
     arc = fresh()
     ws = world(arc, 3, 1)
-    for w in ws:
-        add(w, "first")
-    for w in ws:
-        w.sync()
+    add_all(ws, "first")
     found = Hung(monkeypatch, *(w for w in ws if carries(w)))
     yield arc, ws, found
     found.go_on.set()

@@ -29,7 +29,7 @@ from archive.saved import NodeIndex, NodeObject, pack_node
 from tests.support import format_journal
 from tests.support.archives import fresh
 from tests.support.journals import die
-from tests.support.nodes import carries, lines, met, world, writer
+from tests.support.nodes import add, add_all, carries, lines, met, world, writer
 from tests.support.processes import until
 from tests.support.ticks import NEVER_S
 
@@ -41,11 +41,6 @@ def _slow_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that is busy with other tests may need long for a tick."""
     monkeypatch.setattr(carrier, "MAX_WINDOW_S", 30.0)
     monkeypatch.setattr(node, "_MEET_S", 30.0)
-
-
-def add(w: archive.Writer, name: str, steps: int = 3) -> str:
-    w.add_episode({"x": np.arange(steps) + 100 * w.rank}, episode_id=f"{name}-{w.rank}")
-    return f"{name}-{w.rank}"
 
 
 def names(found: Any) -> set[str]:
@@ -94,10 +89,7 @@ def test_a_tick_is_one_object_a_node_and_no_other_request() -> None:
 def test_a_commit_and_a_checkpoint_adopt_what_lies_there() -> None:
     arc = fresh()
     ws = world(arc, RANKS, NODES)
-    for w in ws:
-        add(w, "first")
-    for w in ws:
-        w.sync()
+    add_all(ws, "first")
     ws[1].commit()
     assert archive.open(arc.url).episodes["first-1"].read()["x"].tolist() == [100, 101, 102]
     for one in [w.checkpoint(1) for w in ws]:
@@ -163,10 +155,7 @@ def test_another_rank_carries_where_the_first_one_is_gone(how: str) -> None:
     others = [w for w in ws if w is not first]
     first.close() if how == "closed" else die(first)
     until(lambda: any(map(carries, others)))
-    for w in others:
-        add(w, "second")
-    for w in others:
-        w.sync()
+    add_all(others, "second")
     die(*others)
     entry = lines(arc)
     assert entry["node-00000"] >= 2
@@ -231,10 +220,7 @@ def test_what_does_not_fit_into_one_object_goes_into_the_next_one(monkeypatch: p
     monkeypatch.setattr(carrier, "MOST_BYTES", 10_000)
     arc = fresh()
     ws = world(arc, 3, 1)
-    for w in ws:
-        add(w, "first")
-    for w in ws:
-        w.sync()
+    add_all(ws, "first")
     die(*ws)
     assert lines(arc) == {"node-00000": 3}
     check(recovered(arc), {f"first-{r}" for r in range(3)})
@@ -474,10 +460,7 @@ def test_a_successor_ends_the_journals_of_ranks_and_nodes(world_size: int, journ
 def test_a_zombie_that_no_longer_reaches_its_node_is_refused_too() -> None:
     arc = fresh()
     old = world(arc, 3, 1)
-    for w in old:
-        add(w, "first")
-    for w in old:
-        w.sync()
+    add_all(old, "first")
     share = resharding.plan(archive.open(arc.url).recover(), world_size=1).share(0)
     new = writer(arc, 0, 1, 1, session="new", resume=share)
     for w in old:
@@ -494,10 +477,7 @@ def test_what_was_acknowledged_while_the_successor_began_is_not_left_behind(monk
     """Between the recovery and the opening; also a rank's own object after one of its node's."""
     arc = fresh()
     old = world(arc, 3, 1)
-    for w in old:
-        add(w, "first")
-    for w in old:
-        w.sync()
+    add_all(old, "first")
     share = resharding.plan(archive.open(arc.url).recover(), world_size=1).share(0)
     for w in old:
         add(w, "second")
@@ -517,10 +497,7 @@ def test_ticks_after_the_cut_of_one_rank_are_found_though_another_was_cut_later(
     """The node's objects go on while its ranks make a checkpoint, one after the other."""
     arc = fresh()
     ws = world(arc, 3, 1)
-    for w in ws:
-        add(w, "first")
-    for w in ws:
-        w.sync()
+    add_all(ws, "first")
     pending = []
     for w in ws:
         pending.append(w.checkpoint(1))
@@ -709,10 +686,7 @@ def test_a_prune_keeps_what_is_awaited_and_deletes_what_nobody_needs() -> None:
     looked = archive.open(arc.url)
     looked.prune("0s", dry_run=False, force=True)
     assert lines(arc) == {"node-00000": 1, "node-00001": 1}, "the steps are live, what was said is in the checkpoint"
-    for w in ws:
-        add(w, "second")
-    for w in ws:
-        w.sync()
+    add_all(ws, "second")
     archive.open(arc.url).prune("0s", dry_run=False, force=True)
     assert lines(arc) == {"node-00000": 2, "node-00001": 2}
     die(*ws)
@@ -724,17 +698,11 @@ def cut_apart(*, forgotten: bool) -> tuple[archive.Archive, list[archive.Writer]
     episode is no longer live if it is to be forgotten."""
     arc = fresh()
     ws = world(arc, 2, 1)
-    for w in ws:
-        add(w, "first")
-    for w in ws:
-        w.sync()
+    add_all(ws, "first")
     for one in [w.checkpoint(1) for w in ws]:
         one.result(60)
     early = ws[1].checkpoint(2)
-    for w in ws:
-        add(w, "late")
-    for w in ws:
-        w.sync()
+    add_all(ws, "late")
     assert lines(arc) == {"node-00000": 2}
     if forgotten:
         ws[0].remove(["late-0"])
@@ -813,10 +781,7 @@ def test_a_redaction_takes_no_tick_along_that_is_awaited(alive: bool) -> None:
         for one in [w.checkpoint(step) for w in ws]:
             one.result(60)
     archive.open(arc.url).forget(archive.Keep(last=1), ids=["forgotten-0"], dry_run=False)
-    for w in ws:
-        add(w, "late")
-    for w in ws:
-        w.sync()
+    add_all(ws, "late")
     ws[0].commit()
     if not alive:
         die(*ws)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+import numpy as np
 
 import archive
 from tests.support.ticks import NEVER_S
@@ -55,6 +57,20 @@ def met(w: archive.Writer) -> None:
 def carries(w: archive.Writer) -> bool:
     """Whether it makes the objects of its node."""
     return w._node is not None and w._node._carrier is not None
+
+
+def add(w: archive.Writer, name: str, steps: int = 3) -> str:
+    """Add an episode of this rank; its id."""
+    w.add_episode({"x": np.arange(steps) + 100 * w.rank}, episode_id=f"{name}-{w.rank}")
+    return f"{name}-{w.rank}"
+
+
+def add_all(ws: Sequence[archive.Writer], name: str) -> None:
+    """Add an episode of each rank, and have all of them acknowledged."""
+    for w in ws:
+        add(w, name)
+    for w in ws:
+        w.sync()
 
 
 def lines(arc: archive.Archive, session: str = "s") -> dict[str, int]:

@@ -117,27 +117,17 @@ _decode = parquet.loads
 
 
 @lru_cache(4_096)
-def _decoded(data: bytes, kind: str, names: tuple[str, ...] | None, committed: bool) -> Any:
-    return _decode(data, kind, where="", columns=names, committed=committed)
+def _decoded(data: bytes, kind: str, **how: Any) -> Any:
+    return _decode(data, kind, where="", **how)
 
 
-def _loads(
-    data: Any,
-    kind: str,
-    *,
-    where: str,
-    columns: Sequence[str] | None = None,
-    committed: bool = True,
-    groups: Sequence[int] | None = None,
-) -> Any:
+def _loads(data: Any, kind: str, *, where: str, **how: Any) -> Any:
     """As `tables.loads`, which is pure: what many parties read is decoded once."""
-    if groups is not None:
-        return _decode(data, kind, where=where, columns=columns, committed=committed, groups=groups)
-    names = None if columns is None else tuple(columns)
+    how = {name: tuple(value) if isinstance(value, Sequence) else value for name, value in how.items()}
     try:
-        return _decoded(bytes(data), kind, names, committed)
+        return _decoded(bytes(data), kind, **how)
     except ArchiveError:
-        return _decode(data, kind, where=where, columns=names, committed=committed)
+        return _decode(data, kind, where=where, **how)
 
 
 _THREADS = {
