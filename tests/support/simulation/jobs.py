@@ -237,13 +237,18 @@ def lose(me: Job, rng: random.Random) -> None:
         here().kill(me.processes[rng.choice(me.living)])
 
 
-def idle(me: Job, rng: random.Random) -> None:
-    """A prompt is drawn, and then nothing happens for hours."""
+@begun
+def linger(me: Job, rng: random.Random) -> None:
+    """A checkpoint, hours in which a prompt is drawn and nothing else happens, and the same checkpoint again."""
+    number = rng.getrandbits(16)
+    checkpoint(me, random.Random(number))
     draw(me, rng)
     here().block("hours", 3_900.0)
+    checkpoint(me, random.Random(number))
 
 
-JOB_RULES = (start, add, draw, redo, seal, train, remove, sync, commit, checkpoint, overtaken, close, pause, idle, lose)
+_SAVING = (sync, commit, checkpoint, overtaken, linger, close)
+JOB_RULES = (start, add, draw, redo, seal, train, remove, *_SAVING, pause, lose)
 JOB_PARTIES = (
     {
         "start": 1.5,
@@ -255,7 +260,7 @@ JOB_PARTIES = (
         "checkpoint": 6,
         "close": 0.3,
         "pause": 1.5,
-        "idle": 0.3,
+        "linger": 0.3,
         "lose": 0.7,
     },
     {"start": 1.5, "draw": 3, "redo": 1, "seal": 3, "train": 2, "sync": 3, "checkpoint": 2.5, "pause": 1, "add": 1},

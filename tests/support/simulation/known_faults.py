@@ -34,7 +34,6 @@ class KnownFault:
     parties: tuple[Weights, ...]
     befalls: tuple[str, ...] = STRIKES + FAULTS
     sizes: tuple[int, ...] = JOBS.sizes
-    slow: bool = False  # not found within seconds
     given: str = ""  # a history that shows it, by the shortest trace of the specification
     refused: str = ""  # the condition of the specification that refuses the histories with it
 
@@ -89,7 +88,6 @@ def _of_ticks(of: Callable[..., Any]) -> Any:
 
 
 _JOB = {"start": 2, "add": 5, "sync": 3, "checkpoint": 2, "pause": 1}
-_SAVER = {"add": 1, "checkpoint": 3, "idle": 3}
 KNOWN_FAULTS = (
     KnownFault(
         "a start that opens late ends a newer job",
@@ -101,11 +99,10 @@ KNOWN_FAULTS = (
     KnownFault(
         "a prune deletes what the next checkpoint refers to",
         ((conflicts.Conflicts, "_check_objects", _nothing), (conflicts.Conflicts, "gone", lambda *_: {})),
-        (_SAVER, {"expire": 1}),
+        ({"add": 2, "linger": 1}, {"expire": 1}),
         (),
         (2,),
-        slow=True,
-        given="A.start:13 A.add:0 A.checkpoint:5 A.idle:0 A.checkpoint:5 B.pause:5 B.expire:2",
+        given="A.start:13 A.add:0 A.linger:0 B.pause:5 B.expire:2",
     ),
     KnownFault("a recovered checkpoint that some ranks cannot read", ((fold.SessionFold, "_kinds", {}),), (_JOB,)),
     KnownFault(
