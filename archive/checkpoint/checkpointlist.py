@@ -93,8 +93,6 @@ class Checkpoints:
         return Checkpoint(self._storage, self._commit(number), served_by, self._annotations)
 
     def _commit(self, number: int) -> Commit:
-        if number == self._head.number:
-            return self._head
         try:
             return read_of(self._storage, number, self._head)
         except MissingObjectError as e:

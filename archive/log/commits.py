@@ -49,7 +49,9 @@ def _loaded(storage: Storage, data: bytes, number: int) -> Commit:
 
 
 def read_of(storage: Storage, number: int, head: Commit) -> Commit:
-    """Commit `number` of the archive of `head`; a commit of another archive is an error."""
+    """Commit `number` of the archive of `head`, which is not read again; a commit of another archive is an error."""
+    if number == head.number:
+        return head
     return _checked_of(storage, read(storage, number), number, head)
 
 
@@ -212,8 +214,6 @@ class Commits(Sequence[Commit]):
         return self._read(numbers)
 
     def _read(self, number: int) -> Commit:
-        if number == self._head.number:
-            return self._head
         try:
             return read_of(self._storage, number, self._head)
         except MissingObjectError as e:

@@ -185,8 +185,7 @@ class Garbage:
         out: set[str] = set()
         for number in sorted(numbers):
             if number not in self._rows:
-                commit = head if number == head.number else read_of(self._storage, number, head)
-                self._rows[number] = self._walk.tables(commit, self._there())
+                self._rows[number] = self._walk.tables(read_of(self._storage, number, head), self._there())
             out |= self._rows[number].keys
         return out
 

@@ -408,7 +408,7 @@ def test_objects_that_cannot_be_deleted_are_told_and_tried_again(
     assert arc.refresh().head.number == head
 
 
-@pytest.mark.parametrize("backend", ["moto", "s3fs"], indirect=True)
+@pytest.mark.parametrize("backend", ["local", "moto", "s3fs"], indirect=True)
 def test_a_bucket_that_keeps_versions_is_told(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     arc = turned(backend.url, storage_options=backend.storage_options)
     left_behind(arc)
