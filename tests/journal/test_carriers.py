@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -517,6 +518,27 @@ def test_who_begins_to_carry_stores_where_recoveries_look_whoever_comes_first(mo
     assert recovered(arc) == wanted
 
 
+def test_who_finds_an_object_of_its_own_whose_answer_was_lost_goes_on_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
+    arc = fresh()
+    ws = world(arc, 2, 1)
+    add_all(ws, "first")
+    assert ws[0]._node is not None
+
+    def lost(key: str, buffers: Any) -> None:
+        arc.storage.create_once(key, buffers)
+        raise archive.StorageError("nobody answers")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ws[0]._node._carrier, "_storage", SimpleNamespace(create_once=lost))
+        add_all(ws, "second")
+    before = lines(arc)
+    add_all(ws, "third")
+    assert lines(arc)["node-00000"] > before["node-00000"]
+    assert {**lines(arc), "node-00000": 0} == {**before, "node-00000": 0}, "no rank stored by itself"
+    die(*ws)
+    assert recovered(arc) == {f"{name}-{rank}" for name in ("first", "second", "third") for rank in range(2)}
+
+
 def test_who_cannot_look_says_of_nothing_that_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     arc = fresh()
     (w,) = world(arc, 1, 1)
@@ -532,6 +554,27 @@ def test_who_cannot_look_says_of_nothing_that_it_is_stored(monkeypatch: pytest.M
     carries_it._sure = None
     wanted.add(tick(w, "second"))
     assert lines(arc) == {"node-00000": 2, "rank-00000": 1}
+    die(w)
+    assert recovered(arc) == wanted
+
+
+def test_who_begins_to_carry_and_cannot_look_tries_it_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    exists, failing = node.NodeJournal._is_there, iter([True])
+
+    def fails_once(journal: node.NodeJournal, number: int) -> bool:
+        if next(failing, False):
+            raise archive.StorageError("nobody answers")
+        return exists(journal, number)
+
+    monkeypatch.setattr(node.NodeJournal, "_is_there", fails_once)
+    arc = fresh()
+    (w,) = world(arc, 1, 1)
+    wanted = {tick(w, "first"), tick(w, "second")}
+    assert lines(arc) == {"node-00000": 2}
+    assert "objects of node 0 were not looked for; this is tried again" in caplog.text
+    assert "nobody answers" in caplog.text
     die(w)
     assert recovered(arc) == wanted
 
