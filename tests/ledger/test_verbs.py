@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import archive
+from archive.base import layout
 from archive.ledger import Group, Rollout
 from archive.ledger.prompts import Cursors
 from tests.support.archives import fresh, reopened
@@ -308,3 +309,14 @@ def test_an_interrupted_call_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> 
                 ledger.draw(["b"], cursor=1)
         assert ledger.state("b") is None
     assert reopened(arc).ledger("prompts").rows["key"].to_pylist() == ['"a"']
+
+
+def test_a_library_that_knows_no_ledger_refuses_the_archive_once_there_is_one() -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        w.add_episode(steps([1, 2]))
+        w.checkpoint(1).result()
+        assert layout.JOURNAL not in arc.refresh().head.format["features"]
+        w.ledger("prompts").draw(["a"])
+        w.checkpoint(2).result()
+        assert layout.JOURNAL in arc.refresh().head.format["features"]
