@@ -306,6 +306,19 @@ def test_a_session_that_goes_on_is_recovered_again_and_commits_by_itself() -> No
     w.close()
 
 
+def test_what_is_recovered_again_and_again_has_the_states_of_the_first_checkpoint() -> None:
+    arc = fresh()
+    w = arc.writer(journal_s=NEVER_S)
+    w.checkpoint(1, state={"x": np.arange(3), "k": 4}, wait=True)
+    for name in "abc":
+        w.add_episode(episode(2), episode_id=name)
+        w.sync()
+        arc.recover()
+        state = archive.open(arc.url).checkpoints.latest.state(0)
+        assert (state["x"].tolist(), state["k"]) == ([0, 1, 2], 4)
+    w.close()
+
+
 def test_what_a_zombie_writes_after_the_next_session_began_is_refused_and_never_seen() -> None:
     arc = fresh()
     zombie = arc.writer(journal_s=NEVER_S)
@@ -425,6 +438,10 @@ def test_a_pinned_archive_shows_tails_and_adopts_none() -> None:
     arc = crashed()
     pinned = archive.open(arc.url, commit=arc.head.number)
     assert pinned.tails().total.steps == 3
+    _, header, *rows = str(pinned.tails()).split("\n")
+    for title, count in (("steps", "3"), ("episodes", "1")):
+        end = header.index(title) + len(title)
+        assert [row[end - 2 : end + 1].strip() for row in rows] == [count, count], "numbers end below their titles"
     with pytest.raises(archive.UsageError):
         pinned.recover()
 

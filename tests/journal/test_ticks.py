@@ -179,6 +179,14 @@ def test_several_buffers_and_schemas_make_one_tick_of_several_objects() -> None:
     assert [one.index.goes_on for one in objects] == [True, True, False]
     assert [bool(one.index.gone) for one in objects] == [False, False, True]
     assert sum(one.index.rows.get("segments", 0) for one in objects) >= 4
+    (tail,) = arc.refresh().tails().ranks
+    assert "is not complete" not in tail.why
+    key = layout.journal_key(w.session, 0, 2)
+    last = arc.storage.get(key)
+    arc.storage.delete([key])
+    (tail,) = arc.refresh().tails().ranks
+    assert (tail.steps, "the tick that begins with number 0 is not complete" in tail.why) == (0, True)
+    arc.storage.put(key, last)
     w.close()
     assert sorted(e.length for e in reopened(arc).episodes) == [2, 2, 3, 4]
 

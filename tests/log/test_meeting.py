@@ -165,6 +165,17 @@ def test_an_id_given_before_a_look_and_committed_after_it_is_looked_at() -> None
     other.close()
 
 
+def test_an_episode_that_replaces_whatever_is_there_meets_nobody() -> None:
+    arc = fresh()
+    w, other = arc.writer(run="one"), reopened(arc).writer(run="other")
+    w.add_episode(steps(1), episode_id="x")
+    w.add_episode(steps(3), episode_id="x", replace=True)
+    other.add_episode(steps(2), episode_id="x")
+    other.close()
+    w.close()
+    assert lengths(arc) == {"x": 3}
+
+
 def test_an_id_that_came_into_a_file_with_older_rows_is_taken() -> None:
     """Rows of several commits share a file: who knows the first of them does not know them all."""
     arc = fresh()

@@ -187,6 +187,7 @@ def test_superseded_rows_alone() -> None:
     plan = arc.refresh().forget(episodes="superseded", dry_run=False)
     assert [(g.stays, g.episodes, g.steps) for g in plan.episodes if not g.stays] == [(False, 1, 4 + 5 + 6)]
     assert plan.episodes_gone == 0
+    assert "episodes that go: 0 of 2\n" in str(plan)
     assert len(plan.checkpoints) == 1
     _same_as(all_told(arc), before)
     assert arc.refresh().snapshot.rows == 2

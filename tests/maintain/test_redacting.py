@@ -155,6 +155,14 @@ def test_one_that_lies_alone_is_dropped_without_writing_anything_anew(tmp_path: 
     check_gone(arc, before)
 
 
+def test_a_redaction_may_be_a_job_and_any_other_forgetting_not(tmp_path: Path) -> None:
+    arc = filled(tmp_path)
+    with pytest.raises(UsageError, match="are of a redaction"):
+        arc.forget(ids=["e1"]).commit(job="one")
+    assert redact(arc).commit(job="one").made is not None
+    assert GONE not in arc.refresh().episodes.table["episode_id"].to_pylist()
+
+
 def test_all_revisions_and_several_at_once(tmp_path: Path) -> None:
     arc = filled(tmp_path)
     with arc.writer(run="other") as w:

@@ -319,7 +319,9 @@ def test_no_checkpoint_is_made_of_live_steps_that_were_forgotten() -> None:
     held = arc.refresh().commits[arc.checkpoints["step-0"].number - 1].live
     arc.forget(archive.Keep(last=1), episodes="unreferenced", dry_run=False)
     log = CommitLog(arc.storage, arc.id, arc.refresh().head)
-    with pytest.raises(ExpiredError, match=rf"were forgotten by commit {arc.head.number} .* nothing was committed"):
+    forgotten = rf"were forgotten by commit {arc.head.number} .* nothing was committed"
+    log.commit("of no live steps", by_hand("label"))
+    with pytest.raises(ExpiredError, match=forgotten):
         log.commit("of what is gone", by_hand("checkpoint", live=held))
     kept = arc.commits[arc.checkpoints.latest.number - 1].live
     assert log.commit("of what is there", by_hand("checkpoint", live=kept)).live == kept

@@ -244,7 +244,7 @@ def test_nobody_listens(proxied: Proxied) -> None:
     (port,) = servers.free_ports(1)
     dead = f"http://127.0.0.1:{port}"
     proxied.storage_options.update(s3_options(proxied.name, dead))
-    storage = proxied.connect(deadline_s=0.6)
+    storage = proxied.connect(deadline_s=2.0)
     with pytest.raises(DeadlineError):
         storage.get("x")
     with pytest.raises(DeadlineError):  # it cannot have been made: nothing was sent

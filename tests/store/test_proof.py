@@ -161,7 +161,7 @@ def test_a_conflict_is_asked_again(proxied: Proxied) -> None:
     proxied.proxy.add("status", conditional=True, status=409, code="ConditionalRequestConflict", times=-1)
     options = arc.storage.root.options
     with pytest.raises(DeadlineError, match=r"409|ConditionalRequestConflict"):
-        archive.open(proxied.url, storage_options=options, deadline_s=1).check_writable()
+        archive.open(proxied.url, storage_options=options, deadline_s=3).check_writable()
 
 
 @clients
