@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from math import ceil
 
 from archive.base import (
     CheckpointError,
@@ -29,6 +30,7 @@ from archive.checkpoint.joint import Joint, change_of
 from archive.log import Commit, CommitLog, Recovered
 from archive.saved import Part
 from archive.store import Storage
+from archive.store.drivers import PAGE
 
 FIRST_POLL_S, MAX_POLL_S = 0.02, 1.0
 MAX_CONCURRENT = 32
@@ -59,12 +61,14 @@ def join(
     """
     line = Line(joint.place.rank, joint.place.world_size, STEP_IN_S)
     wait, looks = line.wait(timeout_s, FIRST_POLL_S, MAX_POLL_S), count()
+    of_list = ceil(joint.place.world_size / PAGE)  # requests, each of which is followed by a pause
     while True:  # one look at a time
+        requests = 1
         if wait.due() and line.looks_around:
-            missing = _absent(log.storage, joint)
+            missing, requests = _absent(log.storage, joint), of_list
             absent(missing, wait.waited_s, line.leads({*range(joint.place.world_size)}.difference(missing)))
         elif line.is_due(wait.waited_s) and next(looks) % 2 == 0:
-            steps_in = line.steps_in(wait.waited_s, all_listed(log.storage, joint))
+            steps_in, requests = line.steps_in(wait.waited_s, all_listed(log.storage, joint)), of_list
             if steps_in and not ending() and all_staged(log.storage, joint, staged, look_at_all=True):
                 return commit(log, joint, staged)
         elif line.turn == 0 and next(looks) % 4 < 3:
@@ -76,9 +80,10 @@ def join(
             return commit_present(log, joint, staged, hurried=True)
         if wait.over or given_up():
             return _at_last(log, joint, staged, line, wait.waited_s)
-        wait.pause()
-        if otherwise():
+        for _ in range(requests):
             wait.pause()
+            if otherwise():
+                wait.pause()
 
 
 def _at_last(log: CommitLog, joint: Joint, staged: dict[int, Part], line: Line, waited_s: float) -> Commit:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from logging import DEBUG, WARNING
+from math import ceil
 
 from archive.base import (
     CorruptStateError,
@@ -32,6 +33,7 @@ from archive.base import (
 )
 from archive.log import Place
 from archive.store import Storage, smallfiles
+from archive.store.drivers import PAGE
 
 AGREE_TIMEOUT_S = 600.0
 AGREE_POLL_S, MAX_POLL_S = 0.2, 1.0
@@ -148,11 +150,14 @@ class RequestRound:
         ends."""
         line = Line(self._place.rank, self._place.world_size, STEP_IN_S)
         wait, found = line.wait(AGREE_TIMEOUT_S, AGREE_POLL_S, MAX_POLL_S), {self._place.rank: own}
-        looks = count()
+        looks, of_list = count(), ceil(self._place.world_size / PAGE)  # requests, as of a checkpoint that is joined
         while True:  # one look at a time
+            requests = 1
             if wait.due() and line.looks_around:
+                requests = of_list
                 self._tell_absent(line, wait.waited_s)
             elif line.is_due(wait.waited_s) and next(looks) % 2 == 0:
+                requests = of_list
                 if line.steps_in(wait.waited_s, not self._absent()) and self._all_answered(found, look_at_all=True):
                     return self._agree_on(found)
             elif line.turn == 0 and next(looks) % 4 < 3:
@@ -167,7 +172,8 @@ class RequestRound:
                     f"ranks {self._absent()} did not answer the request for a checkpoint within {AGREE_TIMEOUT_S:.0f} "
                     "s; check that they run, and call archive.checkpointing.requested() at every step"
                 )
-            wait.pause()
+            for _ in range(requests):
+                wait.pause()
 
     def _agree_in_haste(self, found: dict[int, Answer]) -> Agreed:
         """The agreement of the ranks that have answered by now: this process ends, and waits for no others. The first
