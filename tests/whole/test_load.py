@@ -102,9 +102,10 @@ def check_flat(rounds: list[Taken], who: str, *, alone: bool) -> None:
     check("memory", lambda one: one.memory, lambda before: 1.05 * before + MORE_BYTES)
     check("descriptors", lambda one: one.descriptors, lambda before: before)
     check("threads", lambda one: one.threads, lambda before: before + MORE_THREADS)
-    # where ranks wait for each other on a busy machine, they look more often: never less often than it takes
+    # where ranks wait for each other on a busy machine, they look more often, and read what others commit meanwhile:
+    # never less than a round takes
     check("requests", lambda one: one.requests, lambda before: FLAT * before, median if alone else min)
-    check("bytes", lambda one: one.nbytes, lambda before: FLAT * before)
+    check("bytes", lambda one: one.nbytes, lambda before: FLAT * before, median if alone else min)
     check("processor time", lambda one: one.cpu_s / one.yardstick_s, lambda before: FLAT * before)
     if alone:
         check("time", lambda one: one.seconds, lambda before: FLAT * before)
