@@ -18,7 +18,7 @@ from tests.support.places import ROOT
 
 FIGURES = {
     "modules": 327,
-    "lines of the engine": 52_598,
+    "lines of the engine": 52_606,
     "modules that serve one sibling": 29,
     "modules named ...ing": 12,
     "records and protocols of the engine": 242,

@@ -33,7 +33,8 @@ class Wait:
     def __init__(self, timeout_s: float | None, poll_s: float, most_poll_s: float = 0.0) -> None:
         self._began = time.monotonic()
         self._timeout_s = math.inf if timeout_s is None else timeout_s
-        self._poll_s, self._most_poll_s = poll_s, max(poll_s, most_poll_s)
+        self._first_s = self._poll_s = poll_s
+        self._most_poll_s = max(poll_s, most_poll_s)
         self._gap = FIRST_S
         self._next = self._began + FIRST_S
 
@@ -56,8 +57,15 @@ class Wait:
 
     def pause(self) -> None:
         """Sleep until the next look, which comes at the end at the latest."""
-        time.sleep(min(self._poll_s, max(0.0, self._timeout_s - self.waited_s) + 0.001))
+        self._sleep(self._poll_s)
         self._poll_s = min(2 * self._poll_s, self._most_poll_s)
+
+    def put_off(self) -> None:
+        """Sleep for as long as the first pause: the next look comes that much later, as another one was due."""
+        self._sleep(self._first_s)
+
+    def _sleep(self, seconds: float) -> None:
+        time.sleep(min(seconds, max(0.0, self._timeout_s - self.waited_s) + 0.001))
 
 
 class Recurrence:

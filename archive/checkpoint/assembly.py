@@ -57,7 +57,7 @@ def join(
     `ending()` is true if the process ends, and its time for waiting is over: the staged parts are then committed as
     partial.  `absent` is called, after seconds and then now and then, with the ranks that have not staged, and True on
     the one rank that is to say so for all. `otherwise()` looks at something else, if it is time; True if it did: the
-    next look comes after a pause then, too, as a rank asks for one thing a second.
+    next look is put off then, in a large world by a second, as a rank asks for one thing a second.
     """
     line = Line(joint.place.rank, joint.place.world_size, STEP_IN_S)
     wait, looks = line.wait(timeout_s, FIRST_POLL_S, MAX_POLL_S), count()
@@ -83,7 +83,7 @@ def join(
         for _ in range(requests):
             wait.pause()
             if otherwise():
-                wait.pause()
+                wait.put_off()
 
 
 def _at_last(log: CommitLog, joint: Joint, staged: dict[int, Part], line: Line, waited_s: float) -> Commit:

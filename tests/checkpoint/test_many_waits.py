@@ -467,6 +467,22 @@ def test_ranks_that_wait_for_one_to_end_a_journal_ask_once_a_second(world: World
     check_rates(world.each(wait), ends.OTHER_RANK_S)
 
 
+@pytest.mark.parametrize(("ranks", "put_off_s"), [(2, 0.02), (LARGE, 1.0)])
+def test_a_look_is_put_off_by_little_where_few_ranks_ask(
+    ranks: int, put_off_s: float, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks of a small job that wait for each other in turn would each add a second to the wait of the other."""
+    monkeypatch.setattr(waits, "time", clock)
+    wait = Line(0, ranks, 1.0).wait(None, assembly.FIRST_POLL_S, assembly.MAX_POLL_S)
+    for _ in range(8):
+        wait.pause()
+    before = clock.now
+    wait.put_off()
+    assert clock.now - before == pytest.approx(put_off_s)
+    wait.pause()
+    assert clock.now - before == pytest.approx(put_off_s + assembly.MAX_POLL_S)
+
+
 def test_a_line_has_ranks_of_other_machines_next_to_each_other() -> None:
     for world in (1, 2, 3, 8, 1000, 1024):
         turns = sorted(range(world), key=lambda rank: _turn(rank, world))
