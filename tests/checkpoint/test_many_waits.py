@@ -108,8 +108,8 @@ def world(request: pytest.FixtureRequest, clock: VirtualClock, monkeypatch: pyte
 
 
 def check_rates(asked: Asked, until_s: float = LONG_S) -> None:
-    """Each rank asks once a second, and so all of them about as often as there are ranks. A list of more than a
-    thousand names is several requests at once: then it pauses as long as for so many."""
+    """Each rank asks once a second, and so all of them about as often as there are ranks. Who lists more than a
+    thousand names pauses for each thousand."""
     total, at_once = Counter[int](), ceil(len(asked) / PAGE)
     for rank, mine in asked.items():
         times = [int(one.began) for one in mine if one.began < until_s]
@@ -118,6 +118,9 @@ def check_rates(asked: Asked, until_s: float = LONG_S) -> None:
         total.update(times)
     print(f"{len(asked)} ranks that wait: at most {max(total.values())} requests a second")
     assert max(total.values()) <= len(asked) * 1100 / 1024
+    for rank, mine in asked.items():
+        rate = Counter(int(one.began) for one in mine if one.began < until_s)
+        assert max(rate.values()) <= 1, (rank, rate)
 
 
 # -- a checkpoint ----------------------------------------------------------------------------------------------------

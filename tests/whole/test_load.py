@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -90,22 +90,18 @@ def check_flat(rounds: list[Taken], who: str, *, alone: bool) -> None:
     rounds = rounds[len(rounds) // WARM :]
     first, last = rounds[: len(rounds) // 3], rounds[-(len(rounds) // 3) :]
 
-    def check(
-        what: str,
-        of: Callable[[Taken], float],
-        most: Callable[[float], float],
-        usual: Callable[[Iterable[float]], float] = median,
-    ) -> None:
-        before, after = usual(map(of, first)), usual(map(of, last))
+    def grown(of: Callable[[Taken], float]) -> tuple[float, float]:
+        return median(map(of, first)), median(map(of, last))
+
+    def check(what: str, of: Callable[[Taken], float], most: Callable[[float], float]) -> None:
+        before, after = grown(of)
         assert after <= most(before), f"{who}: {what} went from {before} to {after}"
 
     check("memory", lambda one: one.memory, lambda before: 1.05 * before + MORE_BYTES)
     check("descriptors", lambda one: one.descriptors, lambda before: before)
     check("threads", lambda one: one.threads, lambda before: before + MORE_THREADS)
-    # where ranks wait for each other on a busy machine, they look more often, and read what others commit meanwhile:
-    # never less than a round takes
-    check("requests", lambda one: one.requests, lambda before: FLAT * before, median if alone else min)
-    check("bytes", lambda one: one.nbytes, lambda before: FLAT * before, median if alone else min)
+    check("requests", lambda one: one.requests, lambda before: FLAT * before)
+    check("bytes", lambda one: one.nbytes, lambda before: FLAT * before)
     check("processor time", lambda one: one.cpu_s / one.yardstick_s, lambda before: FLAT * before)
     if alone:
         check("time", lambda one: one.seconds, lambda before: FLAT * before)
